@@ -1,0 +1,5 @@
+"""`python -m infer_lab` is `infer-lab`."""
+
+from infer_lab.cli import main
+
+raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""What the model is, where it comes from, and what it computes."""

@@ -1,0 +1,295 @@
+"""What an engine must remember about a request, and how a request ends.
+
+                  admitted                 a stop condition, or an error
+       WAITING ------------> RUNNING ------------------------> FINISHED
+          ^                   |  ^                                 ^
+          |         preempted v  | admitted again                  |
+          |                 PREEMPTED                              |
+          +---------------------+-------- abort, at any time ------+
+
+`token_ids` is the prompt and everything generated; `num_computed` says how many of them have their
+keys and values in the cache. All work is one statement: let `num_computed` catch up. A prompt not
+yet seen, a decode step and a request that resumes after preemption differ in numbers only.
+
+Pure Python: no tensors here.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from infer_lab.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from infer_lab.sampler import TokenLogprobs
+
+
+class Status(enum.Enum):
+    """Where a request is in its life."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"  # waiting again: its cache was given to an older request
+    FINISHED = "finished"
+
+
+class FinishReason(enum.StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"  # an end-of-sequence token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens, or the context is full
+    ABORT = "abort"
+    ERROR = "error"
+
+
+CONTEXT_FULL = "max_model_len"  # the stop_reason of LENGTH when max_tokens was not reached
+
+_MOVES = {
+    Status.WAITING: {Status.RUNNING, Status.FINISHED},
+    Status.RUNNING: {Status.PREEMPTED, Status.FINISHED},
+    Status.PREEMPTED: {Status.RUNNING, Status.FINISHED},
+    Status.FINISHED: set(),
+}
+
+
+class TextDecoder(Protocol):
+    """Turns ids into text piece by piece: `tokenize.Detokenizer`."""
+
+    def push(self, token_id: int) -> str:
+        """The text that this id completes."""
+        ...
+
+    def finish(self) -> str:
+        """The text still held back."""
+        ...
+
+
+@dataclass
+class Metrics:
+    """Times in seconds of one monotonic clock; None: it has not happened."""
+
+    arrival: float
+    first_token: float | None = None
+    finished: float | None = None
+    cached_tokens: int = 0  # prompt tokens that needed no computing at first admission
+    preemptions: int = 0
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What a step added to one sample of a request."""
+
+    request_id: str
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The whole result of one sample. `token_ids` holds the stop token, `text` does not.
+
+    stop_reason: the stop token or string; None for an end-of-sequence token or max_tokens;
+        "max_model_len" for a full context; the message for an error.
+    """
+
+    request_id: str
+    index: int
+    prompt_token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: FinishReason
+    stop_reason: int | str | None
+    logprobs: tuple[TokenLogprobs, ...] | None
+    metrics: Metrics
+
+
+@dataclass(eq=False)  # two requests are never the same one
+class Request:
+    """One sample of one prompt, and its state. `scheduler` and the allocators move it."""
+
+    id: str
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    seed: int = 0
+    index: int = 0  # which of the n samples
+    parent: Request | None = None  # sample 0, for the others
+    priority: int = 0  # lower goes first
+    cache_salt: str | None = None  # only requests with the same salt share cached prefixes
+    eos_token_ids: Collection[int] = ()
+    max_model_len: int = 2**31
+    text_stream: TextStream | None = None
+    metrics: Metrics = field(default_factory=lambda: Metrics(arrival=0.0))
+
+    def __post_init__(self) -> None:
+        self.token_ids: list[int] = list(self.prompt_token_ids)
+        self.num_computed = 0
+        self.status = Status.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.text = ""
+        self.logprobs: list[TokenLogprobs] = []
+        self._reported_text = 0
+        self._reported_tokens = 0
+
+    @property
+    def num_prompt(self) -> int:
+        """Tokens of the prompt."""
+        return len(self.prompt_token_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of prompt and output."""
+        return len(self.token_ids)
+
+    @property
+    def num_output(self) -> int:
+        """Tokens generated."""
+        return len(self.token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def output_token_ids(self) -> list[int]:
+        """The tokens generated, a copy."""
+        return self.token_ids[self.num_prompt :]
+
+    @property
+    def max_length(self) -> int:
+        """The most tokens that this request can come to, prompt included."""
+        return min(self.num_prompt + self.params.max_tokens, self.max_model_len)
+
+    @property
+    def end_token_ids(self) -> set[int]:
+        """Tokens that would end it; `min_tokens` forbids them for a while."""
+        eos = () if self.params.ignore_eos else self.eos_token_ids
+        return {*eos, *(self.params.stop_token_ids or ())}
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it has ended, in whatever way."""
+        return self.status is Status.FINISHED
+
+    def move(self, status: Status) -> None:
+        """Change status along an arrow of the picture above; anything else is our own bug."""
+        assert status in _MOVES[self.status], f"{self.id}: {self.status} -> {status}"
+        self.status = status
+
+    def append(self, token_id: int, logprobs: TokenLogprobs | None = None) -> None:
+        """Take a new token and find out whether it ends the request.
+
+        When several reasons meet on one token the first of these counts: end-of-sequence, stop
+        token, stop string, max_tokens, context.
+        """
+        may_end = self.num_output >= self.params.min_tokens
+        self.token_ids.append(token_id)
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+        if may_end and token_id in self.end_token_ids:
+            is_eos = token_id in self.eos_token_ids and not self.params.ignore_eos
+            self._end(FinishReason.STOP, None if is_eos else token_id)
+            return
+        if self.text_stream is not None:
+            self.text += self.text_stream.push(token_id, may_stop=may_end)
+            if self.text_stream.stopped_by is not None:
+                self._end(FinishReason.STOP, self.text_stream.stopped_by)
+                return
+        if self.num_output >= self.params.max_tokens:
+            self._end(FinishReason.LENGTH, None)
+        elif self.num_tokens >= self.max_model_len:
+            self._end(FinishReason.LENGTH, CONTEXT_FULL)
+
+    def finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        """End it from outside: an abort or an error. The text held back is given out."""
+        self._end(reason, stop_reason)
+
+    def _end(self, reason: FinishReason, stop_reason: int | str | None) -> None:
+        assert self.finish_reason is None, f"{self.id} ends twice"
+        self.finish_reason, self.stop_reason = reason, stop_reason
+        if self.text_stream is not None:
+            self.text += self.text_stream.finish()
+
+    def take_delta(self) -> Delta | None:
+        """What is new since the last call; None when there is nothing to say."""
+        tokens = tuple(self.token_ids[self.num_prompt + self._reported_tokens :])
+        text = self.text[self._reported_text :]
+        if not tokens and not text and not self.is_finished:
+            return None
+        first = self._reported_tokens
+        self._reported_tokens, self._reported_text = self.num_output, len(self.text)
+        asked = self.params.logprobs is not None
+        return Delta(
+            request_id=self.id,
+            index=self.index,
+            text=text,
+            token_ids=tokens,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            logprobs=tuple(self.logprobs[first:]) if asked else None,
+        )
+
+    def completion(self) -> Completion:
+        """The whole result, once it has finished."""
+        assert self.finish_reason is not None, f"{self.id} has not finished"
+        return Completion(
+            request_id=self.id,
+            index=self.index,
+            prompt_token_ids=self.prompt_token_ids,
+            token_ids=tuple(self.output_token_ids),
+            text=self.text,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            logprobs=None if self.params.logprobs is None else tuple(self.logprobs),
+            metrics=self.metrics,
+        )
+
+
+class TextStream:
+    """Text that can be shown at once: no half characters, and nothing of a stop string.
+
+    What could still become a stop string is held back: with stop "\\n\\n", a text that ends in
+    "\\n" waits for the next token.
+    """
+
+    def __init__(self, decoder: TextDecoder, stop: Iterable[str] = ()) -> None:
+        self._decoder = decoder
+        self._stop = tuple(stop)
+        self._held = ""
+        self.stopped_by: str | None = None
+
+    def push(self, token_id: int, *, may_stop: bool = True) -> str:
+        """Take a token; return the text that is safe to show. may_stop: see `min_tokens`."""
+        return self._release(self._decoder.push(token_id), may_stop)
+
+    def finish(self) -> str:
+        """The end: return what was held back, unless a stop string has cut it off."""
+        if self.stopped_by is not None:
+            return ""
+        shown = self._release(self._decoder.finish(), may_stop=True)
+        held, self._held = self._held, ""
+        return shown + held
+
+    def _release(self, new: str, may_stop: bool) -> str:
+        text = self._held + new
+        if not may_stop:
+            self._held = ""
+            return text
+        found = [(at + len(stop), at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        if found:  # the one that is complete first, so that it does not matter how tokens split it
+            _, at, self.stopped_by = min(found)
+            self._held = ""
+            return text[:at]
+        longest = max((_overlap(text, stop) for stop in self._stop), default=0)
+        split = len(text) - longest
+        self._held = text[split:]
+        return text[:split]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of text that is a beginning of stop."""
+    longest = min(len(text), len(stop) - 1)
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

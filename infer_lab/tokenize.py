@@ -1,0 +1,242 @@
+"""Text to token ids and back.
+
+`Tokenizer` is a thin layer over the `tokenizers` library: encode, decode, and the chat template,
+which is a small program inside the model's files and therefore runs in a sandbox. `Detokenizer`
+turns a stream of ids into a stream of text, and never emits half a character.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import tokenizers
+from jinja2 import TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from tokenizers.decoders import DecodeStream
+
+from infer_lab.model.config import eos_ids, read_json
+from infer_lab.model.fetch import resolve
+from infer_lab.model.gguf import GGUFModel
+
+Message = dict[str, str]  # {"role": "user", "content": "..."}
+
+
+class Tokenizer:
+    """Byte-level BPE or whatever else a `tokenizer.json` describes."""
+
+    def __init__(
+        self,
+        tokenizer_json: str,
+        *,
+        eos_token_ids: Sequence[int] = (),
+        chat_template: str | None = None,
+        named_tokens: dict[str, str] | None = None,
+    ) -> None:
+        """named_tokens are what the chat template may use: bos_token, eos_token and so on."""
+        self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
+        # A second copy for text whose special tokens must stay plain text.
+        self._plain = tokenizers.Tokenizer.from_str(tokenizer_json)
+        self._plain.encode_special_tokens = True
+        self.eos_token_ids = tuple(eos_token_ids)
+        self.chat_template = chat_template
+        self._named_tokens = named_tokens or {}
+
+    @classmethod
+    def from_pretrained(cls, name_or_path: str | Path | None = None) -> Tokenizer:
+        """The tokenizer of a model; names are those of `load_model`.
+
+        Raises ValueError when the directory has no readable `tokenizer.json`.
+        """
+        path = resolve(name_or_path)
+        if path.suffix == ".gguf":
+            gguf = GGUFModel(path)
+            text, config = json.dumps(gguf.tokenizer_json), gguf.tokenizer_config
+            eos = eos_ids(gguf.generation_config) or eos_ids(gguf.config)
+        else:
+            file = path / "tokenizer.json"
+            if not file.is_file():
+                raise ValueError(f"{file} does not exist; save it with transformers' AutoTokenizer")
+            text = file.read_text(encoding="utf-8")
+            config = _optional_json(path, "tokenizer_config")
+            eos = eos_ids(_optional_json(path, "generation_config"))
+            eos = eos or eos_ids(_optional_json(path, "config"))
+        named = {key: _token_text(config[key]) for key in config if key.endswith("_token")}
+        try:
+            tokenizer = cls(
+                text,
+                eos_token_ids=eos,
+                chat_template=_chat_template(path, config),
+                named_tokens={key: token for key, token in named.items() if token is not None},
+            )
+        except Exception as error:  # the library raises plain Exception for a bad file
+            raise ValueError(f"{path}: tokenizer.json cannot be read: {error}") from error
+        if not eos and (token := named.get("eos_token")) is not None:
+            tokenizer.eos_token_ids = (tokenizer.token_to_id(token),)
+        return tokenizer
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of ids, special tokens included."""
+        return self._tokenizer.get_vocab_size(with_added_tokens=True)
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Tokens that mark structure instead of spelling text, such as `<|im_end|>`."""
+        added = self._tokenizer.get_added_tokens_decoder()
+        return {token.content: i for i, token in sorted(added.items()) if token.special}
+
+    def token_to_id(self, token: str) -> int:
+        """The id of a piece, by its spelling in the vocabulary. Raises ValueError if unknown."""
+        token_id = self._tokenizer.token_to_id(token)
+        if token_id is None:
+            raise ValueError(f"token {token!r} is not in the vocabulary")
+        return token_id
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[int]:
+        """Text -> ids.
+
+        add_special_tokens: also what the model wants around every text (often a start token).
+        parse_special: `<|im_end|>` in the text becomes that token. False spells it out instead:
+            the choice for text from people who must not steer the model with it.
+        """
+        if not isinstance(text, str):
+            raise ValueError(f"text must be a str, got {type(text).__name__}")
+        try:
+            tokenizer = self._tokenizer if parse_special else self._plain
+            return tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        except (UnicodeEncodeError, TypeError) as error:
+            raise ValueError(f"text must be valid Unicode: {error}") from error
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """Ids -> text; bytes that are no UTF-8 become U+FFFD."""
+        for token_id in token_ids:
+            self._check_id(token_id)
+        return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+    def pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """Each id alone as text, for reading; half characters show as U+FFFD."""
+        return [self.decode([token_id], skip_special_tokens=False) for token_id in token_ids]
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that one id of a byte-level vocabulary stands for."""
+        self._check_id(token_id)
+        piece = self._tokenizer.id_to_token(token_id) or ""
+        if token_id in self._tokenizer.get_added_tokens_decoder():
+            return piece.encode()
+        unknown = sorted(set(piece) - set(_BYTE_OF))
+        if unknown:
+            raise ValueError(f"token_id {token_id}: this vocabulary is not byte-level ({unknown})")
+        return bytes(_BYTE_OF[character] for character in piece)
+
+    def apply_chat_template(
+        self, messages: Sequence[Message], *, add_generation_prompt: bool = True
+    ) -> str:
+        """Messages ({"role", "content"}) -> the text that the model was trained to continue.
+
+        Raises ValueError without a template, for malformed messages, or when the template refuses.
+        """
+        if self.chat_template is None:
+            raise ValueError("messages need a chat template, and this model has none")
+        for message in messages:
+            if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+                raise ValueError(f"messages must be dicts with role and content, got {message!r}")
+            if not isinstance(message["content"], str):
+                raise ValueError(f"content must be a str, got {message['content']!r}")
+        if not messages:
+            raise ValueError("messages must hold at least one message, got none")
+        try:
+            return _ENVIRONMENT.from_string(self.chat_template).render(
+                messages=list(messages),
+                add_generation_prompt=add_generation_prompt,
+                **self._named_tokens,
+            )
+        except TemplateError as error:
+            raise ValueError(f"the chat template refused the messages: {error}") from error
+
+    def encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """Messages -> ids that end where the assistant's answer begins."""
+        return self.encode(self.apply_chat_template(messages), add_special_tokens=False)
+
+    def _check_id(self, token_id: int) -> None:
+        if not 0 <= token_id < self.vocab_size:
+            raise ValueError(f"token_id must be 0 to {self.vocab_size - 1}, got {token_id}")
+
+
+class Detokenizer:
+    """Ids in, one at a time; whole characters out as soon as they are complete.
+
+    One emoji may be four tokens: the first three give "", the fourth gives the emoji.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._stream = DecodeStream(skip_special_tokens=True)
+        self._ids: list[int] = []
+        self._emitted = 0
+
+    def push(self, token_id: int) -> str:
+        """The text that this id completes; may be empty. Raises ValueError for an unknown id."""
+        self._tokenizer._check_id(token_id)
+        self._ids.append(token_id)
+        text = self._stream.step(self._tokenizer._tokenizer, token_id) or ""
+        self._emitted += len(text)
+        return text
+
+    def finish(self) -> str:
+        """What is left when no more ids come: a character cut short shows as U+FFFD."""
+        rest = self._tokenizer.decode(self._ids)[self._emitted :]
+        self._emitted += len(rest)
+        return rest
+
+
+def _byte_of_character() -> dict[str, int]:
+    """Byte-level BPE writes each byte as a printable character (Radford et al. 2019, GPT-2).
+
+    Printable Latin-1 stands for itself; the other bytes get the characters from U+0100 on.
+    """
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in printable]
+    own = {chr(byte): byte for byte in printable}
+    return own | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+def _refuse(message: str) -> NoReturn:
+    raise TemplateError(message)
+
+
+_BYTE_OF = _byte_of_character()
+# The template language is Jinja with the settings that transformers uses. The sandbox denies
+# access to Python's internals and any change to the arguments.
+_ENVIRONMENT = ImmutableSandboxedEnvironment(
+    trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+)
+_ENVIRONMENT.filters["tojson"] = lambda value, indent=None: json.dumps(
+    value, ensure_ascii=False, indent=indent
+)
+_ENVIRONMENT.globals["raise_exception"] = _refuse
+_ENVIRONMENT.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+
+
+def _optional_json(directory: Path, stem: str) -> dict[str, Any]:
+    path = directory / f"{stem}.json"
+    return read_json(path) if path.is_file() else {}
+
+
+def _token_text(token: str | dict[str, Any] | None) -> str | None:
+    return token["content"] if isinstance(token, dict) else token
+
+
+def _chat_template(path: Path, config: dict[str, Any]) -> str | None:
+    file = path / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = config.get("chat_template")
+    if isinstance(template, list):  # several named ones
+        template = {entry["name"]: entry["template"] for entry in template}.get("default")
+    return template

@@ -1,0 +1,126 @@
+"""Figures that everybody can read: `figure` makes one, `show` puts it into the notebook.
+
+    fig, ax = viz.figure(title="Cost of a step", xlabel="step", ylabel="tokens computed")
+    ax.plot(steps, tokens, **viz.line(0), label="recompute")
+    viz.show(fig, alt="One line per method; recompute climbs, cached stays at one.")
+
+Alt text has to reach the page's `<img>`. Neither JupyterLab nor nbconvert's default template takes
+it from the metadata of an `image/png` output, so `show` writes the `<img alt="...">` itself, with
+the PNG inside it, as `text/html`. Beside it stands the same sentence as `text/plain` for terminals.
+
+nbval compares `text/html`. The title and the alt text should be compared; the PNG's bytes must
+not be, since fonts, zlib and the last bit of a float differ between machines. The patterns in
+`course/nbval-sanitize.cfg` take them out; the repository's `conftest.py` hands that file to nbval.
+
+Colours differ in lightness as well as in hue, so that they survive a grey printer, and each line
+style has its own marker and dash. pyplot isn't used, so there is no figure to forget to close.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from typing import Any
+
+import matplotlib as mpl
+from IPython.display import display
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+# From dark to light; neighbours are at least 0.14 apart in luma (0 black, 1 white).
+COLORS = ("#12355b", "#c1440e", "#4fb3a9", "#f2b544")
+COLORMAP = "cividis"  # its lightness only ever rises
+HATCHES = ("", "//", "..", "xx")
+_MARKERS = ("o", "s", "^", "D")
+_DASHES = ("-", "--", "-.", ":")
+
+MIN_ALT_LENGTH = 30  # characters; less can't say what a figure shows
+_PIXELS_PER_INCH = 100  # on the page
+_DPI = 150  # in the file: sharp on dense screens, still small
+_STYLE: Any = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib, hence the same everywhere
+    "font.size": 11.0,
+    "axes.titlesize": 12.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#d9d9d9",
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+}
+
+
+def figure(
+    *, title: str, xlabel: str, ylabel: str, size: tuple[float, float] = (7.2, 3.4)
+) -> tuple[Figure, Axes]:
+    """A figure with one labelled pair of axes; `size` in inches. Labels carry their unit."""
+    with mpl.rc_context(_STYLE):
+        fig = Figure(figsize=size, layout="constrained")
+        ax = fig.add_subplot()
+    ax.set_title(title, loc="left")
+    ax.set_xlabel(xlabel)
+    ax.set_ylabel(ylabel)
+    return fig, ax
+
+
+def line(index: int) -> dict[str, Any]:
+    """Keyword arguments of `ax.plot` for the index-th line: colour, marker and dash."""
+    i = index % len(COLORS)
+    return {"color": COLORS[i], "marker": _MARKERS[i], "linestyle": _DASHES[i], "markersize": 4}
+
+
+def bar(index: int) -> dict[str, Any]:
+    """Keyword arguments of `ax.bar` for the index-th series: colour and hatch."""
+    i = index % len(COLORS)
+    return {"color": COLORS[i], "hatch": HATCHES[i], "edgecolor": "white"}
+
+
+def show(fig: Figure, *, alt: str) -> None:
+    """Display `fig` as an image with alternative text, as the last line of a cell.
+
+    `alt` says in a sentence or two what there is to see, for those who can't see it.
+
+    Raises ValueError when `alt` is too short to do that, or when axes lack a title or a label.
+    """
+    alt = " ".join(alt.split())
+    if len(alt) < MIN_ALT_LENGTH:
+        raise ValueError(f"alt must say what the figure shows (>= {MIN_ALT_LENGTH} characters), "
+                         f"got {alt!r}")  # fmt: skip
+    if missing := unlabelled(fig):
+        raise ValueError(f"the figure lacks: {', '.join(missing)}")
+    width = round(fig.get_figwidth() * _PIXELS_PER_INCH)
+    source = base64.b64encode(to_png(fig)).decode("ascii")
+    image = f'<img src="data:image/png;base64,{source}" width="{width}" alt="{html.escape(alt)}">'
+    display({"text/html": image, "text/plain": f"[figure] {alt}"}, raw=True)
+
+
+def to_png(fig: Figure) -> bytes:
+    """The figure as a PNG file, the same bytes each time on one machine."""
+    buffer = io.BytesIO()
+    with mpl.rc_context(_STYLE):
+        # No `Software` entry: it names matplotlib's version.
+        fig.savefig(buffer, format="png", dpi=_DPI, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def unlabelled(fig: Figure) -> list[str]:
+    """What the axes of a figure lack: "title", "x label", "y label"; colour bars need no title."""
+    missing = []
+    for ax in fig.axes:
+        is_colorbar = ax.get_label() == "<colorbar>"
+        if not (is_colorbar or ax.get_title("left") or ax.get_title()):
+            missing.append("title")
+        if not (is_colorbar or ax.get_xlabel()):
+            missing.append("x label")
+        if not ax.get_ylabel():
+            missing.append("y label")
+    return missing
+
+
+def luma(color: str) -> float:
+    """How light a colour is once the hue is gone, from 0 (black) to 1 (white); ITU-R BT.601."""
+    red, green, blue = mpl.colors.to_rgb(color)
+    return 0.299 * red + 0.587 * green + 0.114 * blue
