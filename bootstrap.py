@@ -57,21 +57,28 @@ def check_python():
 
 
 def is_done(venv, this_python):
+    return installed(venv) == wanted() and works(venv, this_python)
+
+
+def installed(venv):
+    """What `wanted` said when set-up was last finished; nothing if it was interrupted since."""
     try:
         state = json.loads((venv / "installed.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
-    return state == wanted() and works(venv, this_python) and not (venv / "unfinished").exists()
+        return {}
+    return {} if (venv / "unfinished").exists() else state
 
 
 def wanted():
-    """What a finished set-up has installed; `root`, since an editable install points to it."""
+    """What a finished set-up has installed; `root`, since scripts in .venv hold their own path."""
     content = b"".join((ROOT / name).read_bytes() for name in INPUTS)
     return {"root": str(ROOT), "extras": EXTRAS, "sha256": hashlib.sha256(content).hexdigest()}
 
 
 def works(venv, this_python):
-    """Whether the environment's Python is there (its base may have been removed) and is ours."""
+    """Whether the environment is in its place, its Python too (that may be gone), and is ours."""
+    if installed(venv).get("root", str(ROOT)) != str(ROOT):
+        return False
     if not python_of(venv).exists() or not (venv / "pyvenv.cfg").is_file():
         return False
     version = ".".join(map(str, sys.version_info[:2]))
@@ -83,7 +90,7 @@ def set_up(venv, this_python):
     began = time.monotonic()
     unfinished = venv / "unfinished"
     if venv.exists() and (unfinished.exists() or not works(venv, this_python)):
-        say(f"Removing {venv}: its set-up was interrupted, or it is of another Python.")
+        say(f"Removing {venv}: interrupted set-up, moved directory or another Python.")
         shutil.rmtree(venv)
     venv.mkdir(parents=True, exist_ok=True)
     unfinished.touch()

@@ -1,9 +1,11 @@
 """Where keys and values live between steps, and what each query may see.
 
-The model calls `kv.attend(layer, q, k, v)` once a layer. Two answers for one sequence:
+The model calls `kv.attend(layer, q, k, v)` once a layer. Two answers for one sequence, and one for
+many:
 
     NoCache             keeps nothing: every step must bring the whole sequence again
     ContiguousKVCache   keeps one sequence in one run of memory; a step brings the new tokens only
+    SlotKVCache         keeps many sequences, each in a slot as long as the context
 
         layer 0   | k0 | k1 | k2 | k3 |    |    |    |    |      length = 4, max_length = 8
                     <-- computed -->   <-- free -->
@@ -11,19 +13,39 @@ The model calls `kv.attend(layer, q, k, v)` once a layer. Two answers for one se
 `attend` writes the T new keys and values behind `length`; `advance(T)` moves `length` once all
 layers have run. So a step that fails half-way leaves the cache as it was.
 
+With many sequences, memory is one row of token slots, (L, N, Hkv, D), and the batch says where
+each token lies. `SlotKVCache` and `paged_cache.PagedKVCache` differ in the block's length alone.
+
 T new tokens, N = length + T tokens to see, Hq/Hkv query and KV heads, D head size, L layers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from infer_lab.allocator import SlotAllocator
+from infer_lab.kernels import AttentionBackend, pick_backend
 from infer_lab.model.config import ModelConfig
+
+if TYPE_CHECKING:
+    from infer_lab.batcher import Batch
+
+__all__ = [
+    "CacheSpec",
+    "ContiguousKVCache",
+    "NoCache",
+    "PooledKVCache",
+    "SequenceCache",
+    "SlotAllocator",
+    "SlotKVCache",
+    "causal_attention",
+]
 
 
 @dataclass(frozen=True)
@@ -154,3 +176,75 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     q, k, v = (x.transpose(0, 1)[None] for x in (q, k, v))  # (1, heads, tokens, D)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
     return out[0].transpose(0, 1)
+
+
+class PooledKVCache:
+    """Keys and values of many requests: num_blocks blocks of block_size token slots, in a row.
+
+    `keys` and `values` are (L, num_blocks * block_size, Hkv, D); an allocator owns the blocks.
+    """
+
+    def __init__(
+        self,
+        spec: CacheSpec,
+        num_blocks: int,
+        block_size: int,
+        *,
+        device: str | torch.device = "cpu",
+        backend: AttentionBackend | None = None,
+    ) -> None:
+        self.spec = spec
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        shape = (spec.num_layers, num_blocks * block_size, spec.num_kv_heads, spec.head_size)
+        self.keys = torch.empty(shape, dtype=spec.dtype, device=device)
+        self.values = torch.empty_like(self.keys)
+        self.backend = backend or pick_backend("auto", self.keys.device)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all blocks."""
+        return self.keys.nbytes + self.values.nbytes
+
+    def copy_blocks(self, copies: Iterable[tuple[int, int]]) -> None:
+        """Copy whole blocks, all layers: (from, to) pairs, in order since they may form a chain."""
+        for source, target in copies:
+            for tensor in (self.keys, self.values):
+                blocks = tensor.unflatten(1, (self.num_blocks, self.block_size))
+                blocks[:, target] = blocks[:, source]
+
+    def bind(self, batch: Batch) -> BoundKVCache:
+        """This cache as the model sees it during one step."""
+        plan = self.backend.prepare(batch, self.keys.dtype, self.keys.device)
+        return BoundKVCache(self, batch.slots, plan)
+
+
+@dataclass(frozen=True)
+class BoundKVCache:
+    """A pooled cache, and where one step's tokens go and look."""
+
+    cache: PooledKVCache
+    slots: Tensor  # (T,) where each new token's key and value are written
+    plan: Any  # what the backend has prepared for this batch
+
+    def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """q (T, Hq, D), k and v (T, Hkv, D) -> (T, Hq, D)."""
+        keys, values = self.cache.keys[layer], self.cache.values[layer]  # (N, Hkv, D)
+        keys.index_copy_(0, self.slots, k)
+        values.index_copy_(0, self.slots, v)
+        return self.cache.backend.attend(q, keys, values, self.plan)
+
+
+class SlotKVCache(PooledKVCache):
+    """Many sequences, each with room for slot_length tokens, used or not."""
+
+    def __init__(
+        self,
+        spec: CacheSpec,
+        num_slots: int,
+        slot_length: int,
+        *,
+        device: str | torch.device = "cpu",
+        backend: AttentionBackend | None = None,
+    ) -> None:
+        super().__init__(spec, num_slots, slot_length, device=device, backend=backend)

@@ -17,11 +17,12 @@ Pure Python: no tensors here.
 from __future__ import annotations
 
 import enum
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from infer_lab.sampling_params import SamplingParams
+from infer_lab.text_stream import TextStream
 
 if TYPE_CHECKING:
     from infer_lab.sampler import TokenLogprobs
@@ -53,18 +54,6 @@ _MOVES = {
     Status.PREEMPTED: {Status.RUNNING, Status.FINISHED},
     Status.FINISHED: set(),
 }
-
-
-class TextDecoder(Protocol):
-    """Turns ids into text piece by piece: `tokenize.Detokenizer`."""
-
-    def push(self, token_id: int) -> str:
-        """The text that this id completes."""
-        ...
-
-    def finish(self) -> str:
-        """The text still held back."""
-        ...
 
 
 @dataclass
@@ -137,6 +126,12 @@ class Request:
         self.logprobs: list[TokenLogprobs] = []
         self._reported_text = 0
         self._reported_tokens = 0
+        self._reported_end = False
+
+    @property
+    def name(self) -> str:
+        """How logs and figures call this sample."""
+        return self.id if self.params.n == 1 else f"{self.id}[{self.index}]"
 
     @property
     def num_prompt(self) -> int:
@@ -217,10 +212,11 @@ class Request:
         """What is new since the last call; None when there is nothing to say."""
         tokens = tuple(self.token_ids[self.num_prompt + self._reported_tokens :])
         text = self.text[self._reported_text :]
-        if not tokens and not text and not self.is_finished:
+        if self._reported_end or not (tokens or text or self.is_finished):
             return None
         first = self._reported_tokens
         self._reported_tokens, self._reported_text = self.num_output, len(self.text)
+        self._reported_end = self.is_finished
         asked = self.params.logprobs is not None
         return Delta(
             request_id=self.id,
@@ -246,50 +242,3 @@ class Request:
             logprobs=None if self.params.logprobs is None else tuple(self.logprobs),
             metrics=self.metrics,
         )
-
-
-class TextStream:
-    """Text that can be shown at once: no half characters, and nothing of a stop string.
-
-    What could still become a stop string is held back: with stop "\\n\\n", a text that ends in
-    "\\n" waits for the next token.
-    """
-
-    def __init__(self, decoder: TextDecoder, stop: Iterable[str] = ()) -> None:
-        self._decoder = decoder
-        self._stop = tuple(stop)
-        self._held = ""
-        self.stopped_by: str | None = None
-
-    def push(self, token_id: int, *, may_stop: bool = True) -> str:
-        """Take a token; return the text that is safe to show. may_stop: see `min_tokens`."""
-        return self._release(self._decoder.push(token_id), may_stop)
-
-    def finish(self) -> str:
-        """The end: return what was held back, unless a stop string has cut it off."""
-        if self.stopped_by is not None:
-            return ""
-        shown = self._release(self._decoder.finish(), may_stop=True)
-        held, self._held = self._held, ""
-        return shown + held
-
-    def _release(self, new: str, may_stop: bool) -> str:
-        text = self._held + new
-        if not may_stop:
-            self._held = ""
-            return text
-        found = [(at + len(stop), at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
-        if found:  # the one that is complete first, so that it does not matter how tokens split it
-            _, at, self.stopped_by = min(found)
-            self._held = ""
-            return text[:at]
-        longest = max((_overlap(text, stop) for stop in self._stop), default=0)
-        split = len(text) - longest
-        self._held = text[split:]
-        return text[:split]
-
-
-def _overlap(text: str, stop: str) -> int:
-    """Length of the longest end of text that is a beginning of stop."""
-    longest = min(len(text), len(stop) - 1)
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

@@ -37,6 +37,7 @@ class SamplingRow:
     params: SamplingParams
     seed: int
     sample_index: int = 0
+    output_index: int = 0  # how many tokens it has generated
     prompt_token_ids: Sequence[int] = ()
     output_token_ids: Sequence[int] = ()
     end_token_ids: Sequence[int] = ()  # what min_tokens forbids
@@ -122,7 +123,7 @@ def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
             ids = torch.tensor(list(counts), device=out.device)
             uses = torch.tensor(list(counts.values()), device=out.device, dtype=out.dtype)
             scores[ids] -= params.presence_penalty + params.frequency_penalty * uses
-        if len(row.output_token_ids) < params.min_tokens:
+        if row.output_index < params.min_tokens:
             scores[list(row.end_token_ids)] = -torch.inf
     return out
 
@@ -167,7 +168,7 @@ def _survivors(scores: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
 
 def _inverse_cdf(weights: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """Where each row's uniform number falls in the cumulative weights. (R, V) -> (R,)."""
-    draws = [uniform(row.seed, len(row.output_token_ids), row.sample_index) for row in rows]
+    draws = [uniform(row.seed, row.output_index, row.sample_index) for row in rows]
     cumulative = weights.cumsum(-1)
     target = torch.tensor(draws, dtype=weights.dtype, device=weights.device)[:, None]
     # right=True: the first index whose sum exceeds the target, so weight 0 is never drawn.

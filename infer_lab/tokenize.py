@@ -171,7 +171,8 @@ class Tokenizer:
 class Detokenizer:
     """Ids in, one at a time; whole characters out as soon as they are complete.
 
-    One emoji may be four tokens: the first three give "", the fourth gives the emoji.
+    One emoji may be four tokens: the first three give "", the fourth gives the emoji. Ids past the
+    vocabulary add nothing: some models pad their output head beyond it.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -181,8 +182,9 @@ class Detokenizer:
         self._emitted = 0
 
     def push(self, token_id: int) -> str:
-        """The text that this id completes; may be empty. Raises ValueError for an unknown id."""
-        self._tokenizer._check_id(token_id)
+        """The text that this id completes; may be empty."""
+        if token_id >= self._tokenizer.vocab_size:
+            return ""
         self._ids.append(token_id)
         text = self._stream.step(self._tokenizer._tokenizer, token_id) or ""
         self._emitted += len(text)

@@ -190,6 +190,7 @@ def _tensor_differs(got: Any, expected: Tensor, tolerance: float) -> str:
         return f"expected shape {tuple(expected.shape)}, got {tuple(got.shape)}"
     if (got.dtype == torch.bool) != (expected.dtype == torch.bool):
         return f"expected dtype {expected.dtype}, got {got.dtype}"
+    got = got.detach().to(expected.device)
     apart = ~torch.isclose(got.double(), expected.double(), rtol=tolerance, atol=tolerance)
     if not apart.any():
         return ""

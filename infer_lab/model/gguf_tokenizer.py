@@ -8,7 +8,7 @@ any other name the ids could be subtly wrong, so it is refused.
 Bytes without a piece. A vocabulary need not hold all 256 single bytes: SmolLM2's lacks 21 of them
 (0x04, 0xF1, 0xFE, ...). Its model has no unknown token (`unk_token` is null, as in the original
 tokenizer; the id in `tokenizer.ggml.unknown_token_id` only fills a role in `tokenizer_config`), so
-such a byte is dropped: "a", 0x04, "b" encodes like "ab". `transformers` does the same.
+such a byte is dropped: the text 0x04 has no ids at all. `transformers` does the same.
 """
 
 from __future__ import annotations

@@ -1,0 +1,68 @@
+"""What an engine's steps did: who ran, what they got, who holds which blocks.
+
+`Engine(record_steps=True)` keeps one `EngineStep` a step; figures replay them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from infer_lab.allocator import BlockUsage
+from infer_lab.scheduler import Chunk, Scheduler, StepPlan
+
+
+@dataclass(frozen=True)
+class ChunkRecord:
+    """A request's part in one step of an engine."""
+
+    request: str
+    start: int
+    length: int
+    token: int | None  # what it got; None: its prompt goes on, or it failed
+
+
+@dataclass(frozen=True)
+class EngineStep:
+    """One step of an engine: the state behind it, by requests' names."""
+
+    step: int
+    chunks: tuple[ChunkRecord, ...]
+    preempted: tuple[str, ...]
+    waiting: tuple[str, ...]
+    running: tuple[str, ...]
+    finished: tuple[str, ...]
+    tables: dict[str, tuple[int, ...]]  # the blocks of each running request
+    blocks: BlockUsage
+    seconds: float
+
+
+def record_step(number: int, plan: StepPlan, scheduler: Scheduler, seconds: float) -> EngineStep:
+    """What a plan did, told after its commit."""
+    requests = [chunk.request for chunk in plan.chunks]
+    return EngineStep(
+        step=number,
+        chunks=tuple(
+            ChunkRecord(
+                request=chunk.request.name,
+                start=chunk.start,
+                length=chunk.length,
+                token=_new_token(chunk),
+            )
+            for chunk in plan.chunks
+        ),
+        preempted=tuple(request.name for request in plan.preempted),
+        waiting=tuple(request.name for request in scheduler.waiting),
+        running=tuple(request.name for request in scheduler.running),
+        finished=tuple(request.name for request in requests if request.is_finished),
+        tables={
+            request.name: tuple(scheduler.allocator.table(request)) for request in scheduler.running
+        },
+        blocks=scheduler.allocator.usage(),
+        seconds=seconds,
+    )
+
+
+def _new_token(chunk: Chunk) -> int | None:
+    """The token right behind a chunk is new if it is the last one."""
+    tokens = chunk.request.token_ids
+    return tokens[-1] if len(tokens) == chunk.end + 1 else None
