@@ -336,7 +336,7 @@ def test_a_fetch_killed_at_any_step_leaves_nothing_half_done(
         if os.WIFEXITED(status):
             assert os.WEXITSTATUS(status) == 0
             break
-    print("steps", step); assert step > 20
+    assert step > 20
     assert_whole(get(source))
 
 

@@ -67,14 +67,22 @@ def load_model(
     else:
         config = ModelConfig.from_pretrained(path)
         tensors = _safetensors(path)
+    model = _empty_model(config, device, dtype)
+    _copy_weights(model, tensors, path)
+    return model.requires_grad_(False).eval()
+
+
+def _empty_model(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> Transformer:
+    """A model whose weights are memory yet to be filled."""
     with torch.device("meta"):  # shapes only: no memory, no random numbers
         model = Transformer(config)
-    model = model.to(dtype).to_empty(device=device)
+    shapes = {name: weight.shape for name, weight in model.state_dict().items()}
+    empty = {name: torch.empty(s, dtype=dtype, device=device) for name, s in shapes.items()}
+    model.load_state_dict(empty, assign=True)
     if config.tie_word_embeddings:
         model.lm_head.weight = model.embed_tokens.weight
     model.reset_rope()
-    _copy_weights(model, tensors, path)
-    return model.requires_grad_(False).eval()
+    return model
 
 
 def pick_device(device: str | torch.device) -> torch.device:
