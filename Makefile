@@ -46,7 +46,7 @@ doctor: setup ## versions, device, model, cache, and anything wrong
 	@$(BIN)/infer-lab doctor
 
 fetch: setup ## get the default model, if it isn't there
-	@$(BIN)/infer-lab fetch --quiet
+	@$(BIN)/infer-lab fetch
 
 setup: ## make .venv and install into it, if that isn't done
 ifeq ($(PYTHON),)
@@ -58,5 +58,5 @@ else
 endif
 
 clean: ## remove .venv and caches; the model stays in your cache directory
-	rm -rf $(VENV) .setup.lock *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(VENV).removed .setup.lock *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -34,9 +34,9 @@ def main():
     options = parser.parse_args()
     check_python()
     venv = options.venv.absolute()
-    with lock(ROOT / ".setup.lock"):
+    with lock(ROOT / ".setup.lock") as locked:
         if not is_done(venv, options.this_python):
-            set_up(venv, options.this_python)
+            set_up(venv, options.this_python, locked)
 
 
 def check_python():
@@ -86,37 +86,50 @@ def works(venv, this_python):
     return not this_python or re.search(rf"^version = {re.escape(version)}\b", config, re.M)
 
 
-def set_up(venv, this_python):
+def set_up(venv, this_python, locked):
     began = time.monotonic()
     unfinished = venv / "unfinished"
     if venv.exists() and (unfinished.exists() or not works(venv, this_python)):
         say(f"Removing {venv}: interrupted set-up, moved directory or another Python.")
-        shutil.rmtree(venv)
+        remove(venv)
     venv.mkdir(parents=True, exist_ok=True)
     unfinished.touch()
     if not python_of(venv).exists():
         say(f"Making {venv} with Python {sys.version.split()[0]}")
-        run([sys.executable, "-m", "venv", str(venv)], venv)
-    say("Installing the course and what it needs: 0.5 GB of downloads (on Linux 3 GB, unless")
+        run([sys.executable, "-m", "venv", str(venv)], venv, locked)
+    say("Installing the course and what it needs: 0.4 GB of downloads (on Linux about 3 GB, unless")
     say("the CPU build of torch is chosen: see README.md). This takes some minutes, once.")
     pip = [str(python_of(venv)), "-m", "pip", "--disable-pip-version-check", "install"]
-    run([*pip, "-c", "constraints.txt", "-e", f".[{EXTRAS}]"], venv)
+    run([*pip, "-c", "constraints.txt", "-e", f".[{EXTRAS}]"], venv, locked)
     (venv / "installed.json").write_text(json.dumps(wanted()), encoding="utf-8")
     unfinished.unlink()
     say(f"Installed in {time.monotonic() - began:.0f} s.")
+
+
+def remove(venv):
+    """Rename first: a removal that is interrupted must not leave half a .venv in its place."""
+    old = venv.with_name(venv.name + ".removed")
+    if old.exists():
+        shutil.rmtree(old)
+    venv.rename(old)
+    shutil.rmtree(old)
 
 
 def python_of(venv):
     return venv / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
 
 
-def run(command, venv):
-    """Run a command, its output in install.log and the essence of it on the terminal."""
+def run(command, venv, locked):
+    """Run a command, its output in install.log and the essence of it on the terminal.
+
+    It inherits the lock: should we be killed, the next set-up waits until pip has ended too.
+    """
     log = venv / "install.log"
     with log.open("w", encoding="utf-8") as file:
         process = subprocess.Popen(
             command,
             cwd=ROOT,
+            pass_fds=() if os.name == "nt" else (locked.fileno(),),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -124,11 +137,12 @@ def run(command, venv):
             encoding="utf-8",
             errors="replace",
         )
-        lines = []
+        lines, found = [], 0
         for line in process.stdout:
             file.write(line)
             lines = [*lines[-19:], line]
-            show(line.strip())
+            found += line.startswith(("Collecting ", "Processing "))
+            show(line.strip(), found)
     if process.wait() != 0:
         fail(
             "\n".join(map(str.rstrip, lines))
@@ -137,12 +151,14 @@ def run(command, venv):
         )
 
 
-def show(line):
-    """Downloads worth waiting for, and the long silence while pip unpacks."""
+def show(line, found):
+    """Signs of life: every thirtieth package, large downloads, and what the long silence is."""
     size = re.search(r"\(([\d.]+) (MB|GB)\)", line)
     if line.startswith("Downloading") and size and (size[2] == "GB" or float(size[1]) >= 10):
         name = line.split()[1].rsplit("/", 1)[-1].split("-")[0]
         say(f"  downloading {name} ({size[1]} {size[2]})")
+    elif line.startswith(("Collecting ", "Processing ")) and found % 30 == 0:
+        say(f"  {found} packages found")
     elif line.startswith("Installing collected packages:"):
         say(f"  unpacking {line.count(',') + 1} packages (a minute or two)")
 
@@ -158,6 +174,7 @@ class lock:
         if not self.acquire(wait=False):
             say("Another set-up is running; waiting for it.")
             self.acquire(wait=True)
+        return self.file
 
     def __exit__(self, *_):
         self.file.close()

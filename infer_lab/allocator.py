@@ -162,11 +162,10 @@ class BlockAllocator:
         That token is computed again for its logits. If its block is shared, `reserve` copies it.
         """
         assert request not in self.tables, f"{request.id} already holds blocks"
-        parent, known = request.parent, request.num_prompt - 1
-        if parent is None or parent not in self.tables or parent.num_computed < known or not known:
+        if not (blocks := self._from_parent(request)):
             return 0
-        self._adopt(request, self.tables[parent][: self._blocks_for(known)])
-        return known
+        self._adopt(request, blocks)
+        return request.num_prompt - 1
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
         """Add blocks up to num_tokens; replace by copies those to be written that others hold."""
@@ -207,7 +206,7 @@ class BlockAllocator:
         return self.pool.usage()
 
     def check(self) -> None:
-        """References equal the tables that hold a block, and every written block is held once."""
+        """References equal the tables that hold a block; what will be written is held once."""
         self.pool.check()
         held = Counter(block for table in self.tables.values() for block in table)
         for block, count in enumerate(self.pool.references):
@@ -216,6 +215,14 @@ class BlockAllocator:
             assert len(set(table)) == len(table), f"{request.id} holds a block twice"
             assert not request.is_finished, f"{request.id} has ended and holds blocks"
             assert len(table) >= self._blocks_for(request.num_computed), f"{request.id} is short"
+            to_write = table[request.num_computed // self.block_size :]
+            assert not any(map(self._is_shared, to_write)), f"{request.id} writes a shared block"
+
+    def _from_parent(self, request: Request) -> list[int]:
+        parent, known = request.parent, request.num_prompt - 1
+        if parent is None or parent not in self.tables or parent.num_computed < known:
+            return []
+        return self.tables[parent][: self._blocks_for(known)]
 
     def _adopt(self, request: Request, blocks: list[int]) -> None:
         for block in blocks:

@@ -24,9 +24,8 @@ from typing import Any
 
 import torch
 
-from infer_lab.allocator import BlockUsage
 from infer_lab.batcher import pack
-from infer_lab.engine_trace import EngineStep, record_step
+from infer_lab.engine_trace import EngineStats, EngineStep, record_step
 from infer_lab.intake import Intake, Prompt
 from infer_lab.kv_memory import KVMemory, plan_kv_memory
 from infer_lab.model.load import load_model
@@ -38,18 +37,11 @@ from infer_lab.tokenize import Message, Tokenizer
 
 
 @dataclass(frozen=True)
-class EngineStats:
-    """What an engine has done and holds; counts since it was made."""
+class _Group:
+    """The samples of one request, and where their deltas go."""
 
-    num_waiting: int
-    num_running: int
-    num_steps: int
-    num_preemptions: int
-    computed_tokens: int  # that went through the model
-    cached_tokens: int  # of prompts, that did not have to
-    generated_tokens: int
-    blocks: BlockUsage
-    kv_cache_bytes: int
+    samples: list[Request]
+    sink: deque[Delta]
 
 
 class Engine:
@@ -109,15 +101,12 @@ class Engine:
             batching=batching,
         )
         self.sampler = Sampler()
-        self._intake = Intake(model.config, tokenizer, self.kv.max_model_len)
+        self._groups: dict[str, _Group] = {}  # by request id, until all samples have ended
+        self._outbox: deque[Delta] = deque()  # for the caller of `step`
+        self._intake = Intake(model.config, tokenizer, self.kv.max_model_len, self._groups)
         self.steps: list[EngineStep] = []
         self._record_steps = record_steps
-        self._samples: dict[str, list[Request]] = {}  # by request id, until the last one has ended
         self._num_steps = self._computed = self._generated = 0
-        self._ended_outside: list[Request] = []  # aborted since the last step
-        self._outbox: list[Delta] = []  # for the caller of `step`
-        self._streams: dict[str, deque[Delta]] = {}  # for `stream`, by request id
-        self._silent: set[str] = set()  # ids whose results `generate` collects itself
 
     @classmethod
     def from_pretrained(
@@ -152,18 +141,17 @@ class Engine:
         A prompt is a text or a list of token ids. params: one for all, or one for each.
         Raises ValueError before anything is computed if any prompt or parameter is wrong.
         """
-        groups = self._intake.make_many(prompts, params)
+        many = self._intake.make_many(prompts, params)
+        groups: list[_Group] = []
         try:
-            for group in groups:
-                self._silent.add(group[0].id)
-                self._enqueue(group)
-            while not all(request.is_finished for group in groups for request in group):
+            for samples in many:
+                groups.append(self._enqueue(samples, deque(maxlen=0)))  # nobody reads the deltas
+            while not all(request.is_finished for samples in many for request in samples):
                 self._advance()
         finally:  # also when interrupted: what this call began ends with it
             for group in groups:
-                self._drop(group)
-                self._silent.discard(group[0].id)
-        return [request.completion() for group in groups for request in group]
+                self._abort(group)
+        return [request.completion() for samples in many for request in samples]
 
     def chat(
         self, messages: Sequence[Message], params: SamplingParams | None = None
@@ -173,24 +161,23 @@ class Engine:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Delta]:
         """Complete one prompt and yield what each step adds. Closing the iterator aborts it."""
-        group = self._intake.make(prompt, params)  # here: a bad argument raises at the call
-        self._enqueue(group)
-        self._streams[group[0].id] = deque()
-        return self._stream(group)
+        # Here and not in the generator: a bad argument raises at the call.
+        stream = self._stream(self._enqueue(self._intake.make(prompt, params), deque()))
+        next(stream)  # into its try block: closing aborts even before the first delta
+        return stream
 
-    def _stream(self, group: list[Request]) -> Iterator[Delta]:
-        queue = self._streams[group[0].id]
-        unfinished = len(group)
+    def _stream(self, group: _Group) -> Iterator[Delta]:
+        unfinished = len(group.samples)
         try:
+            yield Delta(group.samples[0].id, 0, "", ())  # for `stream` alone
             while unfinished:
-                while not queue:
+                while not group.sink:
                     self._advance()
-                delta = queue.popleft()
+                delta = group.sink.popleft()
                 unfinished -= delta.finish_reason is not None
                 yield delta
         finally:
-            self._drop(group)
-            del self._streams[group[0].id]
+            self._abort(group)
 
     # One step at a time ------------------------------------------------------------------------
 
@@ -209,42 +196,42 @@ class Engine:
         cache_salt: only requests with the same salt share cached prefixes.
         priority: lower goes first, if the policy is "priority".
         """
-        group = self._intake.make(
+        samples = self._intake.make(
             prompt, params, request_id=request_id, cache_salt=cache_salt, priority=priority
         )
-        self._enqueue(group)
-        return group[0]
+        self._enqueue(samples, self._outbox)
+        return samples[0]
 
     def abort(self, request_id: str) -> bool:
         """End all samples of a request; their last deltas come with the next step.
 
         Returns False, and does no harm, when no such request is unfinished.
         """
-        ended = [
-            request
-            for request in self._samples.pop(request_id, ())
-            if self.scheduler.finish(request, FinishReason.ABORT)
-        ]
-        self._ended_outside += ended
-        return bool(ended)
+        group = self._groups.get(request_id)
+        return group is not None and self._abort(group)
 
     def step(self) -> list[Delta]:
         """Run one step; returns what it added, and what was not yet delivered."""
         self._advance()
-        deltas, self._outbox = self._outbox, []
+        deltas = list(self._outbox)
+        self._outbox.clear()
         return deltas
 
     def has_unfinished(self) -> bool:
         """Whether another `step` has anything to do or to deliver."""
-        return self.scheduler.has_unfinished or bool(self._ended_outside or self._outbox)
+        return self.scheduler.has_unfinished or bool(self._outbox)
 
     def check(self) -> None:
         """Raise AssertionError if an invariant of scheduler or memory does not hold."""
         self.scheduler.check()
-        known = {request for group in self._samples.values() for request in group}
-        assert known >= {*self.scheduler.running, *self.scheduler.waiting}, "a request is unknown"
+        unfinished = {*self.scheduler.running, *self.scheduler.waiting}
+        for request_id, group in self._groups.items():
+            assert {sample.id for sample in group.samples} == {request_id}
+            assert not all(sample.is_finished for sample in group.samples), f"{request_id} stays"
+            unfinished -= {*group.samples}
+        assert not unfinished, "a request is unknown"
         if not self.scheduler.has_unfinished:
-            assert not self._samples, "a finished request is remembered"
+            assert not self._groups and self.kv.allocator.usage().live == 0, "something is left"
 
     def stats(self) -> EngineStats:
         """Counts and memory at this moment."""
@@ -266,17 +253,17 @@ class Engine:
     def _advance(self) -> None:
         began = time.monotonic()
         plan = self.scheduler.schedule()
-        moved = self._run(plan) if plan.chunks else []
-        ended, self._ended_outside = self._ended_outside, []
+        if not plan.chunks:
+            return
+        moved = self._run(plan)  # if it raises nothing has moved, and the next step tries again
         now = time.monotonic()
-        for request in (*moved, *ended):
+        for request in moved:
             self._deliver(request, now)
-        if plan.chunks:
-            self._num_steps += 1
-            self._computed += plan.num_tokens
-            if self._record_steps:
-                record = record_step(self._num_steps - 1, plan, self.scheduler, now - began)
-                self.steps.append(record)
+        self._num_steps += 1
+        self._computed += plan.num_tokens
+        if self._record_steps:
+            record = record_step(self._num_steps - 1, plan, self.scheduler, now - began)
+            self.steps.append(record)
 
     def _run(self, plan: StepPlan) -> list[Request]:
         self.kv.cache.copy_blocks(plan.copies)
@@ -285,32 +272,29 @@ class Engine:
         logits = self.model.logits(hidden.index_select(0, batch.logit_rows))
         return self.scheduler.commit(plan, self.sampler(logits, batch.sampling))
 
+    def _enqueue(self, samples: list[Request], sink: deque[Delta]) -> _Group:
+        self.scheduler.add(samples[0], samples[1:])
+        group = self._groups[samples[0].id] = _Group(samples, sink)
+        return group
+
     def _deliver(self, request: Request, now: float) -> None:
         """Stamp the times, and hand what is new to whoever waits for it."""
         delta = request.take_delta()
         if delta is None:
             return
+        group = self._groups[request.id]
+        group.sink.append(delta)
         self._generated += len(delta.token_ids)
         if delta.token_ids and request.metrics.first_token is None:
             request.metrics.first_token = now
         if request.is_finished:
             request.metrics.finished = now
-            if all(sample.is_finished for sample in self._samples.get(request.id, ())):
-                self._samples.pop(request.id, None)
-        if request.id in self._streams:
-            self._streams[request.id].append(delta)
-        elif request.id not in self._silent:
-            self._outbox.append(delta)
+            if all(sample.is_finished for sample in group.samples):
+                del self._groups[request.id]
 
-    def _enqueue(self, group: list[Request]) -> None:
-        request_id = group[0].id
-        if request_id in self._samples:
-            raise ValueError(f"request_id {request_id!r} is that of an unfinished request")
-        self.scheduler.add(group[0], group[1:])
-        self._samples[request_id] = group
-
-    def _drop(self, group: list[Request]) -> None:
-        """Abort whatever of a group is unfinished, and let nobody hear of it."""
-        self.abort(group[0].id)
-        for request in group:
-            request.take_delta()
+    def _abort(self, group: _Group) -> bool:
+        """End what is unfinished of a group; False if nothing was."""
+        ended = [r for r in group.samples if self.scheduler.finish(r, FinishReason.ABORT)]
+        for request in ended:
+            self._deliver(request, time.monotonic())
+        return bool(ended)

@@ -36,6 +36,21 @@ class EngineStep:
     seconds: float
 
 
+@dataclass(frozen=True)
+class EngineStats:
+    """What an engine has done and holds; counts since it was made."""
+
+    num_waiting: int
+    num_running: int
+    num_steps: int
+    num_preemptions: int
+    computed_tokens: int  # that went through the model
+    cached_tokens: int  # of prompts, that did not have to
+    generated_tokens: int
+    blocks: BlockUsage
+    kv_cache_bytes: int
+
+
 def record_step(number: int, plan: StepPlan, scheduler: Scheduler, seconds: float) -> EngineStep:
     """What a plan did, told after its commit."""
     requests = [chunk.request for chunk in plan.chunks]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from itertools import count
 from typing import Any
 
@@ -28,11 +28,17 @@ class Intake:
     """Makes requests for one engine."""
 
     def __init__(
-        self, config: ModelConfig, tokenizer: Tokenizer | None, max_model_len: int
+        self,
+        config: ModelConfig,
+        tokenizer: Tokenizer | None,
+        max_model_len: int,
+        taken: Container[str],
     ) -> None:
+        """taken: the ids of unfinished requests, always as they are now."""
         self._config = config
         self._tokenizer = tokenizer
         self._max_model_len = max_model_len
+        self._taken = taken
         self._numbers = count()
 
     def make_many(
@@ -68,7 +74,11 @@ class Intake:
         if not isinstance(priority, int) or isinstance(priority, bool):
             raise ValueError(f"priority must be an int, got {priority!r}")
         token_ids = self._token_ids(prompt)
-        request_id = f"request-{next(self._numbers)}" if request_id is None else request_id
+        if request_id is None:
+            names = (f"request-{number}" for number in self._numbers)
+            request_id = next(name for name in names if name not in self._taken)
+        elif request_id in self._taken:
+            raise ValueError(f"request_id must not be that of an unfinished one: {request_id!r}")
         seed = secrets.randbits(63) if params.seed is None else params.seed
         arrival = time.monotonic()
         samples: list[Request] = []
@@ -101,6 +111,12 @@ class Intake:
         if isinstance(prompt, str):
             if self._tokenizer is None:
                 raise ValueError("prompt must be token ids: this engine has no tokenizer")
+            longest = self._max_model_len * self._tokenizer.longest_token
+            if len(prompt) > longest:  # not worth encoding
+                raise ValueError(
+                    f"prompt must be at most {longest} characters (max_model_len"
+                    f" {self._max_model_len} tokens), got {len(prompt)}"
+                )
             token_ids: Sequence[int] = self._tokenizer.encode(prompt)
         elif isinstance(prompt, list | tuple):
             token_ids = prompt
@@ -134,7 +150,11 @@ class Intake:
 
 
 def _check_name(argument: str, value: str | None) -> None:
-    if value is not None and (not isinstance(value, str) or len(value) > MAX_NAME_LENGTH):
+    if value is None:
+        return
+    if not isinstance(value, str) or len(value) > MAX_NAME_LENGTH:
         raise ValueError(
             f"{argument} must be a str of at most {MAX_NAME_LENGTH} characters, got {value!r:.300}"
         )
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise ValueError(f"{argument} must be valid Unicode, got {value!r}")

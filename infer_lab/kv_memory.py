@@ -1,23 +1,27 @@
 """How much memory keys and values get, in what layout, and what fits into it.
 
-On CUDA memory is measured: a forward pass as large as any step shows what the model needs besides
-its weights, and keys and values get the rest of what we may use. A CPU shares its memory with all
-that runs on the machine, so there they take a modest part unless told otherwise.
+On CUDA memory is measured: a step as large as any shows what the model needs besides its weights,
+and keys and values get the rest of what we may use. A CPU shares its memory with all that runs on
+the machine, so there they take a modest part unless told otherwise.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import psutil
 import torch
 
 from infer_lab.allocator import BlockAllocator, SlotAllocator
-from infer_lab.kernels import pick_backend
-from infer_lab.kv_cache import CacheSpec, NoCache, PooledKVCache, SlotKVCache
+from infer_lab.batcher import Batch
+from infer_lab.kernels import AttentionBackend, pick_backend
+from infer_lab.kv_cache import CacheSpec, PooledKVCache, SlotKVCache
 from infer_lab.model.transformer import Transformer
 from infer_lab.paged_cache import PagedKVCache
 from infer_lab.prefix_cache import PrefixCachingAllocator
+from infer_lab.sampler import Sampler, SamplingRow
+from infer_lab.sampling_params import SamplingParams
 
 CUDA_FRACTION = 0.9  # of the GPU's memory, for weights, activations and KV together
 CPU_FRACTION = 0.25  # of the memory that is free now
@@ -72,24 +76,28 @@ def plan_kv_memory(
     _check_range("num_blocks", num_blocks, 1, None)
     if kv_cache_bytes is not None and num_blocks is not None:
         raise ValueError("kv_cache_bytes and num_blocks say the same thing: give one of them")
+    if not isinstance(prefix_caching, bool):
+        raise ValueError(f"prefix_caching must be True or False, got {prefix_caching!r}")
     backend = pick_backend(attention_backend, model.device)
     spec = CacheSpec.from_config(model.config, model.dtype)
     length = max_model_len or context
     if layout == "slots":
         block_size = length
     if num_blocks is None:
-        budget = kv_cache_bytes or kv_budget(model, max_batch_tokens)
+        step = LargestStep(backend, max_num_seqs, max_batch_tokens, length)
+        budget = kv_cache_bytes or kv_budget(model, step)
         useful = max_num_seqs * -(-length // block_size)  # all requests at their longest
         num_blocks = min(budget // (spec.bytes_per_token * block_size), useful)
     capacity = num_blocks * block_size
     if max_model_len is None and layout == "paged":
-        length = min(context, capacity)
-    if capacity < max(length, 2):
-        needed = format_bytes(max(length, 2) * spec.bytes_per_token)
+        length = min(context, max(capacity, 2))
+    if capacity < length:
+        needed = format_bytes(length * spec.bytes_per_token)
         raise ValueError(
             f"KV memory must hold a request of max_model_len={length} tokens ({needed}),"
             f" got room for {capacity}"
         )
+    _check_fits(capacity * spec.bytes_per_token, model.device)
     if layout == "slots":
         slots = SlotKVCache(spec, num_blocks, length, device=model.device, backend=backend)
         return KVMemory(slots, SlotAllocator(num_blocks, length), length)
@@ -98,32 +106,86 @@ def plan_kv_memory(
     return KVMemory(pages, allocator(num_blocks, block_size), length)
 
 
-def kv_budget(model: Transformer, max_batch_tokens: int) -> int:
+@dataclass(frozen=True)
+class LargestStep:
+    """No step needs more memory: all requests run, with a full context each, and fill the batch."""
+
+    backend: AttentionBackend
+    max_num_seqs: int
+    max_batch_tokens: int
+    max_model_len: int
+
+    @torch.inference_mode()
+    def run(self, model: Transformer) -> None:
+        """Compute it, in a KV memory of one block that all of the requests share."""
+        block_size = 16
+        spec = CacheSpec.from_config(model.config, model.dtype)
+        cache = PagedKVCache(spec, 1, block_size, device=model.device, backend=self.backend)
+        cache.keys.zero_()
+        cache.values.zero_()
+        query_lens, left = [], self.max_batch_tokens
+        for younger in reversed(range(self.max_num_seqs)):  # a token is kept for each
+            query_lens.append(min(self.max_model_len, left - younger))
+            left -= query_lens[-1]
+        num_seqs, num_tokens = len(query_lens), sum(query_lens)
+        zeros = torch.zeros(num_tokens, dtype=torch.long, device=model.device)
+        row = SamplingRow(SamplingParams(top_p=0.5, min_tokens=1, logprobs=1), seed=0)
+        batch = Batch(
+            input_ids=zeros,
+            positions=zeros,
+            slots=zeros,
+            logit_rows=zeros[:num_seqs],
+            query_lens=np.array(query_lens),
+            context_lens=np.full(num_seqs, self.max_model_len),
+            block_tables=np.zeros((num_seqs, -(-self.max_model_len // block_size)), dtype=np.int64),
+            block_size=block_size,
+            sampling=(row,) * num_seqs,
+        )
+        hidden = model(batch.input_ids, batch.positions, cache.bind(batch))
+        Sampler()(model.logits(hidden.index_select(0, batch.logit_rows)), batch.sampling)
+
+
+def kv_budget(model: Transformer, step: LargestStep) -> int:
     """Bytes that keys and values may take on the model's device."""
     if model.device.type == "cuda":
-        return _cuda_budget(model, max_batch_tokens)
+        return _cuda_budget(model, step)
     return min(int(psutil.virtual_memory().available * CPU_FRACTION), CPU_LIMIT)
 
 
-@torch.inference_mode()
-def _cuda_budget(model: Transformer, max_batch_tokens: int) -> int:
-    num_tokens = min(max_batch_tokens, model.config.max_position_embeddings)
-    tokens = torch.arange(num_tokens, device=model.device)
-    torch.cuda.synchronize(model.device)
-    torch.cuda.reset_peak_memory_stats(model.device)
-    model.logits(model(tokens % model.config.vocab_size, tokens, NoCache())[-64:])
-    torch.cuda.synchronize(model.device)
-    peak = torch.cuda.max_memory_allocated(model.device)
-    free, total = torch.cuda.mem_get_info(model.device)
-    others = total - free - torch.cuda.memory_reserved(model.device)
+def _cuda_budget(model: Transformer, step: LargestStep) -> int:
+    device = model.device
+    torch.cuda.empty_cache()  # what torch keeps for later would count as ours
+    torch.cuda.reset_peak_memory_stats(device)
+    try:
+        step.run(model)
+    except torch.OutOfMemoryError as error:
+        raise ValueError(f"{step} does not fit on the GPU: lower these limits") from error
+    torch.cuda.synchronize(device)
+    peak = torch.cuda.max_memory_allocated(device)  # with the weights, and all else that we hold
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info(device)
+    others = total - free - torch.cuda.memory_reserved(device)
     budget = int(total * CUDA_FRACTION) - peak - others
     if budget <= 0:
         raise ValueError(
-            f"the model needs {format_bytes(peak)} and {format_bytes(free)} of"
-            f" {format_bytes(total)} are free: no memory is left for keys and values;"
-            " lower max_batch_tokens or free the GPU"
+            f"the model needs {format_bytes(peak)} of the GPU's {format_bytes(total)}, others have"
+            f" {format_bytes(others)}: no memory is left for keys and values; lower"
+            " max_batch_tokens, max_num_seqs or max_model_len, or free the GPU"
         )
     return budget
+
+
+def _check_fits(num_bytes: int, device: torch.device) -> None:
+    """Refuse what the device could never hold, before a system that overcommits says yes to it."""
+    if device.type == "cuda":
+        total = torch.cuda.mem_get_info(device)[1]
+    else:
+        total = psutil.virtual_memory().total
+    if num_bytes > total:
+        raise ValueError(
+            f"num_blocks or kv_cache_bytes must fit into {format_bytes(total)} of memory,"
+            f" got {format_bytes(num_bytes)}"
+        )
 
 
 def format_bytes(num_bytes: int) -> str:

@@ -96,17 +96,18 @@ class PrefixCachingAllocator(BlockAllocator):
         self._published: dict[Request, int] = {}  # how many of them have been offered
 
     def match(self, request: Request) -> int:
-        """Share the parent's blocks if there is one, else the longest known run of full blocks."""
-        if found := super().match(request):
-            return found
+        """Share the longest known run of full blocks, or the parent's blocks if that is more."""
         limit = (request.num_tokens - 1) // self.block_size  # never the whole request
         blocks = []
         for name in self._names_of(request, limit):
             if name not in self.pool.block_of:
                 break
             blocks.append(self.pool.block_of[name])
+        found = len(blocks) * self.block_size
+        if found < request.num_prompt - 1 and self._from_parent(request):
+            return super().match(request)
         self._adopt(request, blocks)
-        return len(blocks) * self.block_size
+        return found
 
     def publish(self, request: Request) -> None:
         """Name the blocks that have become full."""
@@ -130,8 +131,6 @@ class PrefixCachingAllocator(BlockAllocator):
             names = self._names_of(request, request.num_computed // self.block_size)
             for block, name in zip(table, names, strict=False):
                 assert self.pool.name_of.get(block, name) == name, f"block {block}: wrong name"
-            for block in table[len(names) :]:
-                assert block not in self.pool.name_of, f"block {block} is named before it is full"
         assert self._published.keys() <= self.tables.keys(), "a request left its count behind"
         assert not any(request.is_finished for request in self._names), "an ended request's names"
 

@@ -204,9 +204,11 @@ class Request:
 
     def _end(self, reason: FinishReason, stop_reason: int | str | None) -> None:
         assert self.finish_reason is None, f"{self.id} ends twice"
-        self.finish_reason, self.stop_reason = reason, stop_reason
         if self.text_stream is not None:
             self.text += self.text_stream.finish()
+            if reason is FinishReason.LENGTH and self.text_stream.stopped_by is not None:
+                reason, stop_reason = FinishReason.STOP, self.text_stream.stopped_by
+        self.finish_reason, self.stop_reason = reason, stop_reason
 
     def take_delta(self) -> Delta | None:
         """What is new since the last call; None when there is nothing to say."""

@@ -29,10 +29,12 @@ from infer_lab.sampling_params import SamplingParams
 
 __all__ = ["Sample", "Sampler", "SamplingParams", "SamplingRow", "TokenLogprobs", "uniform"]
 
+NOT_FINITE = "the logits are not finite: the model's own, or after bias and penalties"
+
 
 @dataclass(frozen=True)
 class SamplingRow:
-    """What the sampler must know about the request behind one row of logits."""
+    """What the sampler must know about the request behind one row of logits. Ids are below V."""
 
     params: SamplingParams
     seed: int
@@ -70,6 +72,8 @@ class Sampler:
             raise ValueError(
                 f"logits must be ({len(rows)}, V) for {len(rows)} rows, got {tuple(logits.shape)}"
             )
+        if logits.device.type == "mps":  # which has no float64
+            logits = logits.cpu()
         adjusted = _adjust(logits, rows)
         top_logits, tokens = adjusted.max(dim=-1)  # NaN and +inf win, so one look finds them
         broken = (~top_logits.isfinite()).tolist()
@@ -79,14 +83,13 @@ class Sampler:
             group = [i for i in drawn if rows[i].params.filters == filtered]
             if group:
                 draw = _draw_filtered if filtered else _draw
-                picked = draw(adjusted[group], [rows[i] for i in group]).tolist()
+                own = adjusted.index_select(0, torch.tensor(group, device=adjusted.device))
+                picked = draw(own, [rows[i] for i in group]).tolist()
                 for i, token in zip(group, picked, strict=True):
                     chosen[i] = token
         logprobs = _logprobs(logits, rows, chosen, broken)
         return [
-            Sample(-1, error="the model's logits are not finite")
-            if broken[i]
-            else Sample(chosen[i], logprobs.get(i))
+            Sample(-1, error=NOT_FINITE) if broken[i] else Sample(chosen[i], logprobs.get(i))
             for i in range(len(rows))
         ]
 
@@ -110,11 +113,11 @@ def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
         params = row.params
         if params.logit_bias:
             ids = torch.tensor(list(params.logit_bias), device=out.device)
-            bias = torch.tensor(list(params.logit_bias.values()), device=out.device)
-            scores[ids] += bias.to(out.dtype)
+            bias = list(params.logit_bias.values())
+            scores[ids] += torch.tensor(bias, device=out.device, dtype=out.dtype)
         if params.repetition_penalty != 1.0:
             seen = {*row.prompt_token_ids, *row.output_token_ids}
-            ids = torch.tensor(sorted(seen), dtype=torch.long, device=out.device)
+            ids = torch.tensor(list(seen), dtype=torch.long, device=out.device)
             old = scores[ids]
             penalty = params.repetition_penalty
             scores[ids] = torch.where(old > 0, old / penalty, old * penalty)
@@ -124,52 +127,73 @@ def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
             uses = torch.tensor(list(counts.values()), device=out.device, dtype=out.dtype)
             scores[ids] -= params.presence_penalty + params.frequency_penalty * uses
         if row.output_index < params.min_tokens:
-            scores[list(row.end_token_ids)] = -torch.inf
+            scores[list(row.end_token_ids)] -= torch.inf  # and NaN stays NaN: it is an error
     return out
 
 
-def _scaled(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """Divide by temperature, in float64. The maximum becomes 0: nothing can overflow."""
+def _weights(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """exp(logits / temperature) in float64, with a weight of 1 for the likeliest: (R, N) -> (R, N).
+
+    Weights that add up to a probability of 1 would need the sum over V, and a draw doesn't.
+    """
     temperature = torch.tensor([[row.params.temperature] for row in rows], dtype=torch.float64)
-    logits = logits.double()
-    return (logits - logits.amax(-1, keepdim=True)) / temperature.to(logits.device)
+    weights = logits.to(torch.float64, copy=True)
+    weights -= weights.amax(-1, keepdim=True)  # at most 0: exp can't overflow
+    return weights.div_(temperature.to(logits.device)).exp_()
 
 
 def _draw(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
     """Draw from all tokens. logits (R, V) -> token ids (R,)."""
-    return _inverse_cdf(_scaled(logits, rows).softmax(-1), rows)
+    return _inverse_cdf(_weights(logits, rows), rows)
 
 
-def _draw_filtered(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """Draw from the tokens that survive top-k, top-p and min-p. logits (R, V) -> ids (R,)."""
-    scores, ids = _scaled(logits, rows).sort(dim=-1, descending=True, stable=True)
-    rank = _inverse_cdf(_survivors(scores, rows), rows)
-    return ids.gather(-1, rank[:, None])[:, 0]
+def _draw_filtered(logits: Tensor, rows: Sequence[SamplingRow], width: int = 128) -> Tensor:
+    """Draw from the tokens that survive top-k, top-p and min-p. logits (R, V) -> ids (R,).
+
+    Sorting the vocabulary can take longer than the model, and few tokens survive. So look at the
+    `width` likeliest only; rows where the last of them survives try again with more.
+    """
+    width = min(width, logits.shape[-1])
+    best = logits.topk(width).values  # (R, W), from high to low
+    weights = _weights(best, rows)
+    keep = _survivors(weights, logits, rows)
+    rank = _inverse_cdf(weights * keep, rows)[:, None]
+    # Which token has that rank? Of those with the same logit the lower id comes first.
+    value = best.gather(-1, rank)
+    nth = rank - (best > value).sum(-1, keepdim=True)
+    where, ids = (logits == value).nonzero(as_tuple=True)  # by row, then by id
+    first = torch.searchsorted(where, torch.arange(len(rows), device=where.device))
+    tokens = ids[first + nth[:, 0]]
+    if width < logits.shape[-1]:
+        last = keep[:, -1].tolist()
+        more = [i for i, row in enumerate(rows) if last[i] or row.params.top_k > width]
+        if more:
+            tokens[more] = _draw_filtered(logits[more], [rows[i] for i in more], 32 * width)
+    return tokens
 
 
-def _survivors(scores: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """Probabilities (R, V) of scores sorted from high to low; 0 for what a filter removed."""
-    vocab_size = scores.shape[-1]
+def _survivors(weights: Tensor, logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
+    """Which of each row's W likeliest tokens, from high to low, every filter keeps: (R, W)."""
 
     def column(values: list[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=scores.device)[:, None]
+        return torch.tensor(values, dtype=torch.float64, device=logits.device)[:, None]
 
-    top_k = column([row.params.top_k or vocab_size for row in rows])
+    top_k = column([min(row.params.top_k or logits.shape[-1], logits.shape[-1]) for row in rows])
     top_p = column([row.params.top_p for row in rows])
     min_p = column([row.params.min_p for row in rows])
-    rank = torch.arange(vocab_size, device=scores.device)
-    probs = scores.masked_fill(rank >= top_k, -torch.inf).softmax(-1)
-    before = probs.cumsum(-1) - probs  # what the likelier tokens make up together
-    keep = (before < top_p) | (top_p >= 1.0)
-    keep &= probs >= min_p * probs[:, :1]
-    keep[:, 0] = True  # a likeliest token always survives
-    return probs * keep
+    keep = torch.arange(weights.shape[-1], device=logits.device) < top_k
+    cumulative = (weights * keep).cumsum(-1)
+    whole = cumulative[:, -1:].clone()  # what top_p is a part of: the k tokens, or all of them
+    if wide := [i for i, r in enumerate(rows) if r.params.top_p < 1.0 and not r.params.top_k]:
+        whole[wide] = _weights(logits[wide], [rows[i] for i in wide]).cumsum_(-1)[:, -1:]
+    keep &= (cumulative - weights < top_p * whole) | (top_p >= 1.0)  # the likelier ones' sum
+    return keep & (weights >= min_p)  # the likeliest has weight 1: one token always survives
 
 
 def _inverse_cdf(weights: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
-    """Where each row's uniform number falls in the cumulative weights. (R, V) -> (R,)."""
+    """Where each row's random number falls in its weights, summed in place: (R, N) -> (R,)."""
     draws = [uniform(row.seed, row.output_index, row.sample_index) for row in rows]
-    cumulative = weights.cumsum(-1)
+    cumulative = weights.cumsum_(-1)
     target = torch.tensor(draws, dtype=weights.dtype, device=weights.device)[:, None]
     # right=True: the first index whose sum exceeds the target, so weight 0 is never drawn.
     return torch.searchsorted(cumulative, target * cumulative[:, -1:], right=True)[:, 0]
@@ -179,17 +203,19 @@ def _logprobs(
     logits: Tensor, rows: Sequence[SamplingRow], chosen: list[int], broken: list[bool]
 ) -> dict[int, TokenLogprobs]:
     """Row index -> log-probabilities, for the rows that ask for them."""
-    asked = [i for i, row in enumerate(rows) if row.params.logprobs is not None and not broken[i]]
-    if not asked:
-        return {}
-    logprobs = logits[asked].float().log_softmax(-1)  # (rows that ask, V)
-    most = min(max(rows[i].params.logprobs or 0 for i in asked), logits.shape[-1])
-    values, ids = logprobs.topk(most, dim=-1)
-    own = logprobs.gather(-1, torch.tensor([[chosen[i]] for i in asked], device=logits.device))
     result = {}
-    for i, logprob, top_ids, top in zip(
-        asked, own[:, 0].tolist(), ids.tolist(), values.tolist(), strict=True
-    ):
-        k = rows[i].params.logprobs or 0
-        result[i] = TokenLogprobs(logprob, dict(zip(top_ids[:k], top[:k], strict=True)))
+    for i, row in enumerate(rows):
+        if row.params.logprobs is not None and not broken[i]:
+            wide = torch.promote_types(logits.dtype, torch.float32)
+            logprobs = logits[i].to(wide).log_softmax(-1)  # (V,)
+            ids = _likeliest(logits[i], row.params.logprobs)
+            top = dict(zip(ids.tolist(), logprobs[ids].tolist(), strict=True))
+            result[i] = TokenLogprobs(logprobs[chosen[i]].item(), top)
     return result
+
+
+def _likeliest(logits: Tensor, k: int) -> Tensor:
+    """Ids of the k highest of logits (V,), from high to low; all of them when k >= V."""
+    least = logits.topk(min(max(k, 1), len(logits))).values[-1]
+    ids = (logits >= least).nonzero()[:, 0]  # more than k where some are equal
+    return ids[logits[ids].argsort(descending=True, stable=True)[:k]]

@@ -6,8 +6,10 @@ Names and meanings follow vLLM, so that what is learned here carries over. `samp
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 MAX_N = 128
@@ -52,26 +54,32 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _check_int("max_tokens", self.max_tokens, 1, None)
-        _check_int("min_tokens", self.min_tokens, 0, self.max_tokens)
-        _check_float("temperature", self.temperature, 0.0, None)
-        _check_float("top_p", self.top_p, 0.0, 1.0, above_low=True)
-        _check_int("top_k", self.top_k, 0, None)
-        _check_float("min_p", self.min_p, 0.0, 1.0)
-        _check_float("repetition_penalty", self.repetition_penalty, 0.0, None, above_low=True)
-        _check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_int("n", self.n, 1, MAX_N)
+        # Plain ints and floats, and copies that can't change: the caller's lists stay theirs.
+        checked: dict[str, Any] = {
+            "max_tokens": (most := _int("max_tokens", self.max_tokens, 1)),
+            "min_tokens": _int("min_tokens", self.min_tokens, 0, most),
+            "temperature": _float("temperature", self.temperature, 0.0),
+            "top_p": _float("top_p", self.top_p, 0.0, 1.0, above_low=True),
+            "top_k": _int("top_k", self.top_k, 0),
+            "min_p": _float("min_p", self.min_p, 0.0, 1.0),
+            "repetition_penalty": _float(
+                "repetition_penalty", self.repetition_penalty, 0.0, above_low=True
+            ),
+            "presence_penalty": _float("presence_penalty", self.presence_penalty, -2.0, 2.0),
+            "frequency_penalty": _float("frequency_penalty", self.frequency_penalty, -2.0, 2.0),
+            "logit_bias": _logit_bias(self.logit_bias),
+            "n": _int("n", self.n, 1, MAX_N),
+            "stop": _stop_strings(self.stop),
+            "stop_token_ids": _stop_tokens(self.stop_token_ids),
+        }
         if self.seed is not None:
-            _check_int("seed", self.seed, -(2**63), 2**64 - 1)
+            checked["seed"] = _int("seed", self.seed, -(2**63), 2**64 - 1)
         if self.logprobs is not None:
-            _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+            checked["logprobs"] = _int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if not isinstance(self.ignore_eos, bool):
-            raise ValueError(f"ignore_eos must be True or False, got {self.ignore_eos!r}")
-        # Copies in immutable form: the caller's lists stay the caller's.
-        object.__setattr__(self, "stop", _stop_strings(self.stop))
-        object.__setattr__(self, "stop_token_ids", _stop_tokens(self.stop_token_ids))
-        object.__setattr__(self, "logit_bias", _logit_bias(self.logit_bias))
+            raise ValueError(f"ignore_eos must be True or False, got {_shown(self.ignore_eos)}")
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -91,32 +99,75 @@ class SamplingParams:
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
 
-def _check_int(name: str, value: Any, low: int, high: int | None) -> None:
+class LogitBias(Mapping[int, float]):
+    """A dict that can't change, so that params can be hashed and shared."""
+
+    def __init__(self, bias: Mapping[int, float]) -> None:
+        self._bias = dict(bias)
+
+    def __getitem__(self, token_id: int) -> float:
+        return self._bias[token_id]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._bias)
+
+    def __len__(self) -> int:
+        return len(self._bias)
+
+    def __hash__(self) -> int:
+        return hash(frozenset(self._bias.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._bias)
+
+
+def _int(name: str, value: Any, low: int, high: int | None = None) -> int:
     allowed = f">= {low}" if high is None else f"from {low} to {high}"
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{name} must be an int {allowed}, got {value!r}")
-    if value < low or (high is not None and value > high):
-        raise ValueError(f"{name} must be {allowed}, got {value}")
+    if not isinstance(value, Integral) or isinstance(value, bool):
+        raise ValueError(f"{name} must be an int {allowed}, got {_shown(value)}")
+    number = int(value)
+    if number < low or (high is not None and number > high):
+        raise ValueError(f"{name} must be {allowed}, got {_shown(number)}")
+    return number
 
 
-def _check_float(
-    name: str, value: Any, low: float, high: float | None, *, above_low: bool = False
-) -> None:
+def _float(
+    name: str, value: Any, low: float, high: float | None = None, *, above_low: bool = False
+) -> float:
     allowed = f"{'>' if above_low else '>='} {low:g}"
     allowed += "" if high is None else f" and <= {high:g}"
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ValueError(f"{name} must be a finite number {allowed}, got {value!r}")
-    if value < low or (above_low and value == low) or (high is not None and value > high):
-        raise ValueError(f"{name} must be {allowed}, got {value}")
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    try:
+        number = float(value) if is_number else math.nan
+    except OverflowError:  # an int past the largest float
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be a finite number {allowed}, got {_shown(value)}")
+    if number < low or (above_low and number == low) or (high is not None and number > high):
+        raise ValueError(f"{name} must be {allowed}, got {number}")
+    return number
+
+
+class _Short(reprlib.Repr):
+    """A repr short enough for an error message, whatever the value."""
+
+    def repr_int(self, x: int, level: int) -> str:
+        # Python refuses to print the longest ints.
+        return repr(x) if x.bit_length() <= 100 else f"an int of {x.bit_length()} bits"
+
+
+_shown = _Short().repr
 
 
 def _stop_strings(stop: Any) -> tuple[str, ...]:
     strings = () if stop is None else (stop,) if isinstance(stop, str) else stop
-    if not isinstance(strings, list | tuple) or not all(isinstance(s, str) for s in strings):
-        raise ValueError(f"stop must be a string or a list of strings, got {stop!r}")
+    if not isinstance(strings, list | tuple):
+        raise ValueError(f"stop must be a string or a list of strings, got {_shown(stop)}")
     if len(strings) > MAX_STOP_STRINGS:
         raise ValueError(f"stop must hold at most {MAX_STOP_STRINGS} strings, got {len(strings)}")
     for string in strings:
+        if not isinstance(string, str):
+            raise ValueError(f"stop must hold strings, got {_shown(string)}")
         if not 1 <= len(string) <= MAX_STOP_LENGTH:
             raise ValueError(
                 f"stop must hold strings of 1 to {MAX_STOP_LENGTH} characters, got {len(string)}"
@@ -126,18 +177,20 @@ def _stop_strings(stop: Any) -> tuple[str, ...]:
 
 def _stop_tokens(token_ids: Any) -> tuple[int, ...]:
     ids = () if token_ids is None else token_ids
-    if not isinstance(ids, list | tuple) or len(ids) > MAX_STOP_TOKENS:
-        raise ValueError(f"stop_token_ids must list at most {MAX_STOP_TOKENS} ids, got {ids!r}")
-    for token_id in ids:
-        _check_int("stop_token_ids", token_id, 0, None)
-    return tuple(ids)
+    if not isinstance(ids, list | tuple):
+        raise ValueError(f"stop_token_ids must be a list of ids, got {_shown(ids)}")
+    if len(ids) > MAX_STOP_TOKENS:
+        raise ValueError(f"stop_token_ids must hold at most {MAX_STOP_TOKENS} ids, got {len(ids)}")
+    return tuple(_int("stop_token_ids", token_id, 0) for token_id in ids)
 
 
-def _logit_bias(bias: Any) -> dict[int, float]:
+def _logit_bias(bias: Any) -> LogitBias:
     bias = {} if bias is None else bias
-    if not isinstance(bias, Mapping) or len(bias) > MAX_LOGIT_BIAS:
-        raise ValueError(f"logit_bias must map at most {MAX_LOGIT_BIAS} ids, got {bias!r:.200}")
-    for token_id, value in bias.items():
-        _check_int("logit_bias", token_id, 0, None)
-        _check_float(f"logit_bias[{token_id}]", value, -100.0, 100.0)
-    return dict(bias)
+    if not isinstance(bias, Mapping):
+        raise ValueError(f"logit_bias must map ids to numbers, got {_shown(bias)}")
+    if len(bias) > MAX_LOGIT_BIAS:
+        raise ValueError(f"logit_bias must hold at most {MAX_LOGIT_BIAS} ids, got {len(bias)}")
+    items = ((_int("logit_bias", token_id, 0), value) for token_id, value in bias.items())
+    return LogitBias(
+        {i: _float(f"logit_bias[{_shown(i)}]", value, -100.0, 100.0) for i, value in items}
+    )

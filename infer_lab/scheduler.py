@@ -12,7 +12,9 @@ When a chunk reaches `num_tokens`, the model's answer to the last token is the n
 `schedule()` makes the plan of one step, `commit()` takes its results; state moves nowhere else.
 Running requests come first, the oldest before all others; each gets at least one token, so a long
 prefill never holds up the others. If memory runs out, the newest gives up its blocks and will be
-computed again. The oldest therefore always advances: no deadlock, no livelock.
+computed again. The oldest therefore always advances: no deadlock, no livelock. A request is
+admitted when memory suffices for all its tokens so far, though the step may compute fewer; so
+memory can run out only when a running one begins a new block, which it does once for each block.
 
 Pure Python. Sources: Orca (Yu et al. 2022) for scheduling by iteration, Sarathi-Serve (Agrawal et
 al. 2024) for chunks beside decodes, vLLM's scheduler for the absence of phases.
@@ -116,6 +118,7 @@ class Scheduler:
         self._arrivals: dict[Request, int] = {}
         self._num_arrivals = 0
         self._siblings: dict[Request, list[Request]] = {}  # wait for sample 0's prompt
+        self._copies: list[tuple[int, int]] = []  # owed until a step with them is committed
 
     @property
     def has_unfinished(self) -> bool:
@@ -142,15 +145,18 @@ class Scheduler:
     def finish(
         self, request: Request, reason: FinishReason, stop_reason: int | str | None = None
     ) -> bool:
-        """End a request from outside, wherever it is. False, and no harm, if it has ended."""
-        if request.is_finished:
+        """End a request from outside, wherever it is. False, and no harm, if it isn't here."""
+        if request not in self._arrivals:
             return False
         request.finish(reason, stop_reason)
         self._retire(request)
         return True
 
     def schedule(self) -> StepPlan:
-        """Plan one step. Empty only if no request is unfinished."""
+        """Plan one step. Empty only if no request is unfinished.
+
+        A step that failed half-way is not committed: plan the next one, which repeats its work.
+        """
         chunks: list[Chunk] = []
         preempted: list[Request] = []
         may_admit = self.batching == "continuous" or not self.running
@@ -165,7 +171,8 @@ class Scheduler:
                 budget -= length
         if may_admit and not preempted:
             chunks += self._admit(budget)
-        return StepPlan(tuple(chunks), tuple(self.allocator.take_copies()), tuple(preempted))
+        self._copies += self.allocator.take_copies()
+        return StepPlan(tuple(chunks), tuple(self._copies), tuple(preempted))
 
     def _make_room(self, request: Request, num_tokens: int, preempted: list[Request]) -> bool:
         """Reserve, taking memory from the newest as long as needed; False if that is itself."""
@@ -189,7 +196,7 @@ class Scheduler:
             request = self.waiting.peek()
             request.num_computed = cached = self.allocator.match(request)
             length = min(request.num_tokens - cached, budget)
-            if not self.allocator.reserve(request, cached + length):
+            if not self.allocator.reserve(request, request.num_tokens):
                 request.num_computed = 0
                 self.allocator.release(request)
                 break
@@ -209,6 +216,7 @@ class Scheduler:
         Returns the requests that moved. One that ended in the meantime is left alone.
         """
         assert len(samples) == sum(chunk.samples for chunk in plan.chunks)
+        self._copies.clear()
         remaining = iter(samples)
         moved = []
         for chunk in plan.chunks:
@@ -218,15 +226,15 @@ class Scheduler:
                 continue
             assert request.num_computed == chunk.start
             request.num_computed = chunk.end
-            self.allocator.publish(request)
             moved.append(request)
+            if sample is not None and sample.error is not None:  # nobody should find these blocks
+                request.finish(FinishReason.ERROR, sample.error)
+                self._retire(request)
+                continue
+            self.allocator.publish(request)
             if request.num_computed >= request.num_prompt:
                 self._release_siblings(request)
-            if sample is None:
-                continue
-            if sample.error is not None:
-                request.finish(FinishReason.ERROR, sample.error)
-            else:
+            if sample is not None:
                 request.append(sample.token_id, sample.logprobs)
             if request.finish_reason is not None:
                 self._retire(request)
@@ -244,9 +252,10 @@ class Scheduler:
         everyone = [*self.running, *self.waiting, *held_back]
         assert sorted(map(id, everyone)) == sorted(map(id, self._arrivals)), "a request is lost"
         for request in everyone:
-            assert request.num_computed <= request.num_tokens <= request.max_length
+            assert request.num_computed < request.num_tokens < request.max_length
             is_running = request.status is Status.RUNNING
-            assert is_running or not self.allocator.table(request), f"{request.id} waits with KV"
+            assert is_running == bool(self.allocator.table(request)), f"{request.id}: {is_running}"
+            assert is_running or request.num_computed == 0, f"{request.id} waits, yet is computed"
         for parent in self._siblings:
             assert not parent.is_finished and parent.num_computed < parent.num_prompt
 

@@ -32,26 +32,32 @@ class TextStream:
         self._decoder = decoder
         self._stop = tuple(stop)
         self._held = ""
+        self._may_stop = True
         self.stopped_by: str | None = None
 
     def push(self, token_id: int, *, may_stop: bool = True) -> str:
-        """Take a token; return the text that is safe to show. may_stop: see `min_tokens`."""
-        return self._release(self._decoder.push(token_id), may_stop)
+        """Take a token; return the text that is safe to show.
+
+        may_stop: False while `min_tokens` forbids an end; a stop string complete by then is text.
+        """
+        self._may_stop = may_stop
+        return self._release(self._decoder.push(token_id))
 
     def finish(self) -> str:
         """The end: return what was held back, unless a stop string has cut it off."""
         if self.stopped_by is not None:
             return ""
-        shown = self._release(self._decoder.finish(), may_stop=True)
+        shown = self._release(self._decoder.finish())
         held, self._held = self._held, ""
         return shown + held
 
-    def _release(self, new: str, may_stop: bool) -> str:
+    def _release(self, new: str) -> str:
         text = self._held + new
-        if not may_stop:
-            self._held = ""
-            return text
-        found = [(at + len(stop), at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        found = []
+        for stop in self._stop:
+            start = max(0, len(self._held) - len(stop) + 1)  # those that end in `new`
+            if self._may_stop and (at := text.find(stop, start)) >= 0:
+                found.append((at + len(stop), at, stop))
         if found:  # the one that is complete first, so that it does not matter how tokens split it
             _, at, self.stopped_by = min(found)
             self._held = ""

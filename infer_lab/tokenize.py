@@ -1,28 +1,26 @@
 """Text to token ids and back.
 
-`Tokenizer` is a thin layer over the `tokenizers` library: encode, decode, and the chat template,
-which is a small program inside the model's files and therefore runs in a sandbox. `Detokenizer`
-turns a stream of ids into a stream of text, and never emits half a character.
+`Tokenizer` is a thin layer over the `tokenizers` library: encode, decode, and the chat template
+(see `chat_template`). `Detokenizer` turns a stream of ids into a stream of text, and never emits
+half a character.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
-from datetime import datetime
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import tokenizers
-from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-from tokenizers.decoders import DecodeStream
 
+from infer_lab.chat_template import Message, render_chat
 from infer_lab.model.config import eos_ids, read_json
 from infer_lab.model.fetch import resolve
 from infer_lab.model.gguf import GGUFModel
 
-Message = dict[str, str]  # {"role": "user", "content": "..."}
+__all__ = ["Detokenizer", "Message", "Tokenizer"]
 
 
 class Tokenizer:
@@ -36,11 +34,19 @@ class Tokenizer:
         chat_template: str | None = None,
         named_tokens: dict[str, str] | None = None,
     ) -> None:
-        """named_tokens are what the chat template may use: bos_token, eos_token and so on."""
+        """named_tokens are what the chat template may use: bos_token, eos_token and so on.
+
+        `vocab_size` is the number of ids, special tokens and gaps included.
+        """
         self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
         # A second copy for text whose special tokens must stay plain text.
         self._plain = tokenizers.Tokenizer.from_str(tokenizer_json)
         self._plain.encode_special_tokens = True
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
+        # Ids may have gaps, so the vocabulary's size is not the number of its pieces.
+        self.vocab_size = max(vocabulary.values(), default=-1) + 1
+        self.longest_token = max(map(len, vocabulary), default=0)  # in characters
+        self._added = self._tokenizer.get_added_tokens_decoder()
         self.eos_token_ids = tuple(eos_token_ids)
         self.chat_template = chat_template
         self._named_tokens = named_tokens or {}
@@ -79,15 +85,9 @@ class Tokenizer:
         return tokenizer
 
     @property
-    def vocab_size(self) -> int:
-        """Number of ids, special tokens included."""
-        return self._tokenizer.get_vocab_size(with_added_tokens=True)
-
-    @property
     def special_tokens(self) -> dict[str, int]:
         """Tokens that mark structure instead of spelling text, such as `<|im_end|>`."""
-        added = self._tokenizer.get_added_tokens_decoder()
-        return {token.content: i for i, token in sorted(added.items()) if token.special}
+        return {token.content: i for i, token in sorted(self._added.items()) if token.special}
 
     def token_to_id(self, token: str) -> int:
         """The id of a piece, by its spelling in the vocabulary. Raises ValueError if unknown."""
@@ -114,7 +114,7 @@ class Tokenizer:
             raise ValueError(f"text must be valid Unicode: {error}") from error
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Ids -> text; bytes that are no UTF-8 become U+FFFD."""
+        """Ids -> text; bytes that are no UTF-8 become U+FFFD. ValueError for unknown ids."""
         for token_id in token_ids:
             self._check_id(token_id)
         return self._tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
@@ -127,9 +127,9 @@ class Tokenizer:
         """The bytes that one id of a byte-level vocabulary stands for."""
         self._check_id(token_id)
         piece = self._tokenizer.id_to_token(token_id) or ""
-        if token_id in self._tokenizer.get_added_tokens_decoder():
+        if token_id in self._added:
             return piece.encode()
-        unknown = sorted(set(piece) - set(_BYTE_OF))
+        unknown = sorted({character for character in piece if character not in _BYTE_OF})
         if unknown:
             raise ValueError(f"token_id {token_id}: this vocabulary is not byte-level ({unknown})")
         return bytes(_BYTE_OF[character] for character in piece)
@@ -141,31 +141,21 @@ class Tokenizer:
 
         Raises ValueError without a template, for malformed messages, or when the template refuses.
         """
-        if self.chat_template is None:
-            raise ValueError("messages need a chat template, and this model has none")
-        for message in messages:
-            if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
-                raise ValueError(f"messages must be dicts with role and content, got {message!r}")
-            if not isinstance(message["content"], str):
-                raise ValueError(f"content must be a str, got {message['content']!r}")
-        if not messages:
-            raise ValueError("messages must hold at least one message, got none")
-        try:
-            return _ENVIRONMENT.from_string(self.chat_template).render(
-                messages=list(messages),
-                add_generation_prompt=add_generation_prompt,
-                **self._named_tokens,
-            )
-        except TemplateError as error:
-            raise ValueError(f"the chat template refused the messages: {error}") from error
+        return render_chat(
+            self.chat_template,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            named_tokens=self._named_tokens,
+        )
 
     def encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """Messages -> ids that end where the assistant's answer begins."""
         return self.encode(self.apply_chat_template(messages), add_special_tokens=False)
 
     def _check_id(self, token_id: int) -> None:
-        if not 0 <= token_id < self.vocab_size:
-            raise ValueError(f"token_id must be 0 to {self.vocab_size - 1}, got {token_id}")
+        is_int = isinstance(token_id, int) and not isinstance(token_id, bool)
+        if not is_int or not 0 <= token_id < self.vocab_size:
+            raise ValueError(f"token_id must be 0 to {self.vocab_size - 1}, got {token_id!r}")
 
 
 class Detokenizer:
@@ -173,28 +163,52 @@ class Detokenizer:
 
     One emoji may be four tokens: the first three give "", the fourth gives the emoji. Ids past the
     vocabulary add nothing: some models pad their output head beyond it.
+
+    How a token reads may depend on the one before it (a space, half a character), so the text is
+    decoded from the tokens that gave the last text, and what they gave alone is cut off:
+
+        tokens   ...  Hel  lo  |  wor  ld  |  F0 9F  98     given out up to the second bar;
+                              start        end              held: half a character
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._ids: list[int] = []
-        self._emitted = 0
+        self._ids: list[int] = []  # from `start` on
+        self._end = 0  # how many of them have been given out
+        self._given = ""  # as this text
 
     def push(self, token_id: int) -> str:
         """The text that this id completes; may be empty."""
-        if token_id >= self._tokenizer.vocab_size:
+        added = self._tokenizer._added.get(token_id)
+        if token_id >= self._tokenizer.vocab_size or (added is not None and added.special):
             return ""
         self._ids.append(token_id)
-        text = self._stream.step(self._tokenizer._tokenizer, token_id) or ""
-        self._emitted += len(text)
-        return text
+        # Some vocabularies spell rare characters as bytes, <0xF0>, and read a run of them as a
+        # whole: one wrong byte changes what the others give. So a run is held until it ends.
+        if _RAW_BYTE.fullmatch(self._tokenizer._tokenizer.id_to_token(token_id) or ""):
+            return ""
+        text = self._decode(self._ids)
+        if text.endswith("\ufffd"):  # half a character
+            return ""
+        return self._give(text)
 
     def finish(self) -> str:
         """What is left when no more ids come: a character cut short shows as U+FFFD."""
-        rest = self._tokenizer.decode(self._ids)[self._emitted :]
-        self._emitted += len(rest)
-        return rest
+        return self._give(self._decode(self._ids))
+
+    def _give(self, text: str) -> str:
+        new = text[len(self._given) :]
+        if new:
+            self._ids = self._ids[self._end :]
+            self._end = len(self._ids)
+            self._given = self._decode(self._ids)
+        return new
+
+    def _decode(self, token_ids: list[int]) -> str:
+        return self._tokenizer._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+_RAW_BYTE = re.compile("<0x[0-9A-F]{2}>")
 
 
 def _byte_of_character() -> dict[str, int]:
@@ -208,21 +222,7 @@ def _byte_of_character() -> dict[str, int]:
     return own | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
-def _refuse(message: str) -> NoReturn:
-    raise TemplateError(message)
-
-
 _BYTE_OF = _byte_of_character()
-# The template language is Jinja with the settings that transformers uses. The sandbox denies
-# access to Python's internals and any change to the arguments.
-_ENVIRONMENT = ImmutableSandboxedEnvironment(
-    trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-)
-_ENVIRONMENT.filters["tojson"] = lambda value, indent=None: json.dumps(
-    value, ensure_ascii=False, indent=indent
-)
-_ENVIRONMENT.globals["raise_exception"] = _refuse
-_ENVIRONMENT.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
 
 
 def _optional_json(directory: Path, stem: str) -> dict[str, Any]:
@@ -231,7 +231,7 @@ def _optional_json(directory: Path, stem: str) -> dict[str, Any]:
 
 
 def _token_text(token: str | dict[str, Any] | None) -> str | None:
-    return token["content"] if isinstance(token, dict) else token
+    return token.get("content") if isinstance(token, dict) else token
 
 
 def _chat_template(path: Path, config: dict[str, Any]) -> str | None:

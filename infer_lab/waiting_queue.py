@@ -9,7 +9,7 @@ from infer_lab.request import Request
 
 
 class WaitingQueue:
-    """A priority queue in which any request can be removed; every operation is O(log n)."""
+    """A priority queue from which any request can be removed: O(log n) for each operation."""
 
     def __init__(self, key: Callable[[Request], int]) -> None:
         self._key = key
@@ -20,7 +20,8 @@ class WaitingQueue:
         return len(self._members)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._members)
+        """In the order in which they would be admitted."""
+        return (entry[2] for entry in sorted(self._heap) if entry[2] in self._members)
 
     def push(self, request: Request, arrival: int) -> None:
         """Add a request; arrival decides between equals."""
@@ -37,11 +38,16 @@ class WaitingQueue:
         """Remove and return the request that is next."""
         request = self.peek()
         heapq.heappop(self._heap)
-        del self._members[request]
+        self.discard(request)
         return request
 
     def discard(self, request: Request) -> None:
-        """Remove a request if it is here; its heap entry goes when it comes to the top."""
+        """Remove a request if it is here.
+
+        Its heap entry goes when it comes to the top, or when more than half are such: so what
+        has been aborted is not kept alive, and the sweeps cost O(1) for each request removed.
+        """
         self._members.pop(request, None)
-        if not self._members:
-            self._heap.clear()
+        if len(self._heap) > 2 * len(self._members):
+            self._heap = [entry for entry in self._heap if entry[2] in self._members]
+            heapq.heapify(self._heap)

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -154,7 +155,7 @@ def setup(tmp_path, monkeypatch):
         (tmp_path / name).write_text(name, encoding="utf-8")
     commands = []
 
-    def run(command, venv):
+    def run(command, venv, locked):
         commands.append("venv" if "venv" in command else "pip")
         if commands[-1] == "venv":
             python = bootstrap.python_of(venv)
@@ -251,6 +252,29 @@ def test_two_set_ups_at_once_wait_for_each_other(setup, capsys):
         assert capsys.readouterr().out == ""
 
 
+@pytest.mark.skipif(os.name == "nt", reason="locks aren't inherited there")
+def test_a_killed_set_up_keeps_the_lock_until_its_pip_has_ended(tmp_path):
+    code = (
+        "import runpy, sys; from pathlib import Path\n"
+        f"bootstrap = runpy.run_path({str(ROOT / 'bootstrap.py')!r})\n"
+        f"here = Path({str(tmp_path)!r})\n"
+        "pip = 'import pathlib, time; pathlib.Path(\"started\").touch(); time.sleep(2)'\n"
+        "bootstrap['run'].__globals__['ROOT'] = here  # where it starts its children\n"
+        "with bootstrap['lock'](here / 'lock') as locked:\n"
+        "    bootstrap['run']([sys.executable, '-c', pip], here, locked)\n"
+    )
+    bootstrap = load_bootstrap()
+    with subprocess.Popen([sys.executable, "-c", code]) as process:
+        while not (tmp_path / "started").exists():
+            assert process.poll() is None
+            time.sleep(0.02)
+        process.kill()
+    second = bootstrap.lock(tmp_path / "lock")
+    with second.path.open("a+") as second.file:
+        assert not second.acquire(wait=False)
+        assert second.acquire(wait=True)
+
+
 def test_a_python_that_is_too_old_is_refused_with_what_to_do(setup, monkeypatch, capsys):
     monkeypatch.setattr(sys, "version_info", (3, 9, 1))
     with pytest.raises(SystemExit):
@@ -270,7 +294,7 @@ def test_a_python_without_venv_is_refused_with_what_to_do(setup, monkeypatch, ca
 def test_a_failing_install_shows_why_and_fails(tmp_path, capsys):
     bootstrap = load_bootstrap()
     code = "print('ERROR: no matching distribution'); raise SystemExit(1)"
-    with pytest.raises(SystemExit):
-        bootstrap.run([sys.executable, "-c", code], tmp_path)
+    with bootstrap.lock(tmp_path / "lock") as locked, pytest.raises(SystemExit):
+        bootstrap.run([sys.executable, "-c", code], tmp_path, locked)
     error = capsys.readouterr().err
     assert "no matching distribution" in error and "install.log" in error

@@ -14,7 +14,7 @@ from infer_lab.course import Exercise, GreedyExample
 
 GREEDY = [
     GreedyExample("The capital of France is", max_tokens=3),
-    GreedyExample("1, 2, 3, 4,", max_tokens=24),
+    GreedyExample("1, 2, 3, 4,", max_tokens=20),
     GreedyExample("Tell me the capital of France.", max_tokens=32, chat=True),
 ]
 

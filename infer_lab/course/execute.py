@@ -14,7 +14,7 @@ from nbclient import NotebookClient
 
 from infer_lab.course.discovery import Chapter, chapters, find_chapter
 
-SECONDS_A_CELL = 120
+SECONDS_A_CELL = 300  # far more than the course allows: a busy machine is no error
 
 
 def execute(chapter: Chapter) -> Any:

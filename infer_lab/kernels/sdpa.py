@@ -10,7 +10,7 @@ and is masked, a padded query repeats its last query and is dropped.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -27,12 +27,11 @@ class _Group:
     """Sequences that are computed together: S of them, P queries and N keys each."""
 
     num_sequences: int
-    is_whole: bool  # its queries are the flat run itself: nothing to pick or put back
-    tokens: Tensor  # (S * P,) rows of the flat run, padding included
-    kept: Tensor | None  # which of the S * P results are no padding; None: all
-    targets: Tensor  # where in the flat run those belong
-    slots: Tensor  # (S * N,) slots of the keys and values
+    slots: Tensor  # (S * N,) slots of the keys and values, padding included
     mask: Tensor | None  # (S, 1, P, N): 0 where a query sees a key, else -inf; None: all
+    tokens: Tensor | None  # (S * P,) rows of the flat run, padding included; None: it is the run
+    kept: Tensor | None = None  # which of the S * P results are no padding; None: all
+    targets: Tensor | None = None  # where in the flat run those belong
 
 
 class SdpaBackend:
@@ -50,10 +49,11 @@ class SdpaBackend:
 
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, plan: list[_Group]) -> Tensor:
         """q (T, Hq, D), keys and values (N, Hkv, D) of all slots -> (T, Hq, D)."""
-        if plan[0].is_whole:
+        if plan[0].tokens is None:
             return _attend_group(q, keys, values, plan[0])
         out = torch.empty_like(q)
         for group in plan:
+            assert group.tokens is not None and group.targets is not None
             result = _attend_group(q.index_select(0, group.tokens), keys, values, group)
             if group.kept is not None:
                 result = result.index_select(0, group.kept)
@@ -85,24 +85,36 @@ def _prepare_group(
 ) -> _Group:
     query_lens = batch.query_lens[members, None]  # (S, 1)
     context_lens = batch.context_lens[members, None]
-    query = np.minimum(np.arange(query_lens.max()), query_lens - 1)  # (S, P)
-    key = np.arange(context_lens.max())  # (N,)
-    tokens = (batch.query_starts[members, None] + query).ravel()
-    slots = batch.token_slots(members[:, None], np.minimum(key, context_lens - 1))
-    last_visible = context_lens - query_lens + query  # (S, P) each query's own position
-    visible = key <= last_visible[:, :, None]  # (S, P, N)
-    kept = np.flatnonzero(np.arange(query_lens.max()) < query_lens)  # of S * P, row by row
-    num_tokens = batch.query_lens.sum()
+    num_queries, num_keys = query_lens.max(), context_lens.max()
+    query = np.minimum(np.arange(num_queries), query_lens - 1)  # (S, P)
+    slots = _slots(batch.block_tables[members], context_lens, batch.block_size, device)  # (S, N)
     mask = None
-    if not visible.all():
-        zeros = torch.zeros(visible.shape, dtype=dtype, device=device)
-        mask = zeros.masked_fill_(to_device(~visible, device), -torch.inf)[:, None]
-    return _Group(
-        num_sequences=len(members),
-        is_whole=np.array_equal(tokens, np.arange(num_tokens)),
+    if num_queries > 1 or context_lens.min() < num_keys:
+        own = to_device(context_lens - query_lens + query, device)  # (S, P) a query's position
+        hidden = torch.arange(num_keys, device=device) > own[:, :, None]  # (S, P, N)
+        zeros = torch.zeros(hidden.shape, dtype=dtype, device=device)
+        mask = zeros.masked_fill_(hidden, -torch.inf)[:, None]
+    group = _Group(len(members), slots.flatten(), mask, tokens=None)
+    tokens = (batch.query_starts[members, None] + query).ravel()
+    if np.array_equal(tokens, np.arange(batch.query_lens.sum())):
+        return group
+    kept = np.flatnonzero(np.arange(num_queries) < query_lens)  # of S * P, row by row
+    return replace(
+        group,
         tokens=to_device(tokens, device),
         kept=None if len(kept) == len(tokens) else to_device(kept, device),
         targets=to_device(tokens[kept], device),
-        slots=to_device(slots.ravel(), device),
-        mask=mask,
     )
+
+
+def _slots(
+    tables: IntArray, context_lens: IntArray, block_size: int, device: torch.device
+) -> Tensor:
+    """The slots of the first N positions of each sequence, its last one repeated. (S, N)"""
+    num_keys = int(context_lens.max())
+    blocks = to_device(tables[:, : -(-num_keys // block_size)], device)
+    lengths = to_device(context_lens, device)  # (S, 1)
+    offsets = torch.arange(block_size, device=device)
+    slots = (blocks[:, :, None] * block_size + offsets).flatten(1)[:, :num_keys]
+    position = torch.arange(num_keys, device=device)
+    return torch.where(position < lengths, slots, slots.gather(1, lengths - 1))
