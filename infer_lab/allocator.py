@@ -161,11 +161,9 @@ class BlockAllocator:
 
         That token is computed again for its logits. If its block is shared, `reserve` copies it.
         """
-        assert request not in self.tables, f"{request.id} already holds blocks"
-        if not (blocks := self._from_parent(request)):
-            return 0
+        blocks = self._from_parent(request)
         self._adopt(request, blocks)
-        return request.num_prompt - 1
+        return request.num_prompt - 1 if blocks else 0
 
     def reserve(self, request: Request, num_tokens: int) -> bool:
         """Add blocks up to num_tokens; replace by copies those to be written that others hold."""
@@ -225,6 +223,7 @@ class BlockAllocator:
         return self.tables[parent][: self._blocks_for(known)]
 
     def _adopt(self, request: Request, blocks: list[int]) -> None:
+        assert request not in self.tables, f"{request.id} already holds blocks"
         for block in blocks:
             self.pool.share(block)
         self.tables[request] = list(blocks)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 
 from infer_lab import __version__
+from infer_lab.generate import add_options as add_generate_options
 
 Command = Callable[[argparse.Namespace], int]
 
@@ -66,12 +67,8 @@ def build_parser() -> argparse.ArgumentParser:
     command = add("fetch", fetch, "get the model, unless it is there, and print where it is")
     command.add_argument("model", nargs="?", help=MODEL_HELP)
 
-    command = add("generate", generate, "continue a prompt, or answer it with --chat")
-    command.add_argument("prompt", help="the text to continue; - reads it from standard input")
-    command.add_argument("--max-tokens", type=int, default=64, metavar="N", help="default: 64")
-    command.add_argument("--temperature", type=float, default=0.0, metavar="T", help="default: 0")
-    command.add_argument("--chat", action="store_true", help="put the prompt in the chat template")
-    command.add_argument("--stream", action="store_true", help="print text as it is made")
+    command = add("generate", generate, "continue prompts, or answer them with --chat")
+    add_generate_options(command)
     _add_model_options(command)
 
     command = add("demo", demo, "one question answered, every step in view")
@@ -118,34 +115,10 @@ def fetch(args: argparse.Namespace) -> int:
 
 
 def generate(args: argparse.Namespace) -> int:
-    """Print the model's continuation of a prompt (with --chat, its answer)."""
-    if args.temperature != 0:
-        raise ValueError(f"temperature must be 0 (greedy decoding), got {args.temperature}")
-    if args.max_tokens < 1:
-        raise ValueError(f"max_tokens must be >= 1, got {args.max_tokens}")
-    prompt = sys.stdin.read() if args.prompt == "-" else args.prompt
-    if not prompt:
-        raise ValueError("prompt must not be empty")
-    for text in _generate(prompt, args):
-        print(text, end="", flush=args.stream)
-    print()
-    return 0
+    """Print the model's continuation of each prompt (with --chat, its answer)."""
+    from infer_lab.generate import run
 
-
-def _generate(prompt: str, args: argparse.Namespace) -> Iterator[str]:
-    from infer_lab import CacheSpec, ContiguousKVCache, Detokenizer, Tokenizer, load_model
-    from infer_lab.decode import generate_tokens
-
-    tokenizer = Tokenizer.from_pretrained(args.model)
-    chat = [{"role": "user", "content": prompt}]
-    ids = tokenizer.encode_chat(chat) if args.chat else tokenizer.encode(prompt)
-    model = load_model(args.model, device=args.device, dtype=args.dtype)
-    room = min(len(ids) + args.max_tokens, model.config.max_position_embeddings)
-    cache = ContiguousKVCache(CacheSpec.from_config(model.config, model.dtype), room, model.device)
-    detokenizer = Detokenizer(tokenizer)
-    for token_id in generate_tokens(model, ids, cache, max_tokens=args.max_tokens):
-        yield detokenizer.push(token_id)
-    yield detokenizer.finish()
+    return run(args)
 
 
 def demo(args: argparse.Namespace) -> int:

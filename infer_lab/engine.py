@@ -36,12 +36,13 @@ from infer_lab.scheduler import Scheduler, StepPlan
 from infer_lab.tokenize import Message, Tokenizer
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Group:
     """The samples of one request, and where their deltas go."""
 
     samples: list[Request]
     sink: deque[Delta]
+    unreported: int  # samples whose end has not been delivered
 
 
 class Engine:
@@ -274,7 +275,7 @@ class Engine:
 
     def _enqueue(self, samples: list[Request], sink: deque[Delta]) -> _Group:
         self.scheduler.add(samples[0], samples[1:])
-        group = self._groups[samples[0].id] = _Group(samples, sink)
+        group = self._groups[samples[0].id] = _Group(samples, sink, len(samples))
         return group
 
     def _deliver(self, request: Request, now: float) -> None:
@@ -289,7 +290,8 @@ class Engine:
             request.metrics.first_token = now
         if request.is_finished:
             request.metrics.finished = now
-            if all(sample.is_finished for sample in group.samples):
+            group.unreported -= 1
+            if not group.unreported:
                 del self._groups[request.id]
 
     def _abort(self, group: _Group) -> bool:

@@ -122,7 +122,7 @@ class LogitBias(Mapping[int, float]):
 
 
 def _int(name: str, value: Any, low: int, high: int | None = None) -> int:
-    allowed = f">= {low}" if high is None else f"from {low} to {high}"
+    allowed = f">= {low}" if high is None else f"from {low} to {_shown(high)}"
     if not isinstance(value, Integral) or isinstance(value, bool):
         raise ValueError(f"{name} must be an int {allowed}, got {_shown(value)}")
     number = int(value)

@@ -21,7 +21,7 @@ from __future__ import annotations
 import base64
 import html
 import io
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib as mpl
 from IPython.display import display
@@ -31,7 +31,7 @@ from PIL import Image
 
 # From dark to light; neighbours are at least 0.14 apart in luma (0 black, 1 white).
 COLORS = ("#12355b", "#c1440e", "#4fb3a9", "#f2b544")
-COLORMAP = "cividis"  # its lightness only ever rises
+COLORMAP = "Blues"  # from white (least) to dark (most), in grey as well
 HATCHES = ("", "//", "..", "xx")
 MARKERS = ("o", "s", "^", "D")
 DASHES = ("-", "--", "-.", ":")
@@ -45,22 +45,27 @@ _STYLE: Any = {
     "axes.titlesize": 12.0,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.grid": True,
     "axes.axisbelow": True,
     "grid.color": "#d9d9d9",
-    "legend.frameon": False,
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
 }
 
 
 def figure(
-    *, title: str, xlabel: str, ylabel: str, size: tuple[float, float] = (7.2, 3.4)
+    *,
+    title: str,
+    xlabel: str,
+    ylabel: str,
+    size: tuple[float, float] = (7.2, 3.4),
+    grid: Literal["x", "y", "both"] | None = "both",
 ) -> tuple[Figure, Axes]:
-    """A figure with one labelled pair of axes; `size` in inches. Labels carry their unit."""
+    """A figure with one pair of axes; `size` in inches. Labels carry their unit: "time (ms)"."""
     with mpl.rc_context(_STYLE):
         fig = Figure(figsize=size, layout="constrained")
         ax = fig.add_subplot()
+    if grid:
+        ax.grid(axis=grid)
     ax.set_title(title, loc="left")
     ax.set_xlabel(xlabel)
     ax.set_ylabel(ylabel)
@@ -93,6 +98,9 @@ def show(fig: Figure, *, alt: str) -> None:
                          f"got {alt!r}")  # fmt: skip
     if missing := unlabelled(fig):
         raise ValueError(f"the figure lacks: {', '.join(missing)}")
+    for ax in fig.axes:
+        if legend := ax.get_legend():
+            legend.set_frame_on(False)
     width = round(fig.get_figwidth() * _PIXELS_PER_INCH)
     source = base64.b64encode(to_png(fig)).decode("ascii")
     image = f'<img src="data:image/png;base64,{source}" width="{width}" alt="{html.escape(alt)}">'

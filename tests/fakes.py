@@ -258,7 +258,7 @@ class World:
             assert request.metrics.cached_tokens < request.num_prompt
         preemptions = sum(request.metrics.preemptions for request in self.requests)
         assert preemptions == self.scheduler.num_preemptions
-        assert preemptions <= growth * (self.scheduler.max_num_seqs - 1), "too many preemptions"
+        assert preemptions <= growth, "memory ran out more often than a block was begun"
 
     def _check_nothing_is_left(self) -> None:
         scheduler, allocator = self.scheduler, self.allocator

@@ -68,7 +68,7 @@ def test_ints_are_accepted_up_to_their_limits_and_refused_beyond(name: str) -> N
     refuse(name, low - 1, str(low - 1), str(low))
     refuse(name, -(10**5000))  # an int that Python itself won't print
     if high is None:
-        assert getattr(SamplingParams(**{name: 10**30}), name) == 10**30
+        assert getattr(SamplingParams(**{name: 10**5000}), name) == 10**5000
     else:
         assert getattr(SamplingParams(**{name: high}), name) == high
         refuse(name, high + 1, str(high + 1), str(high))

@@ -14,8 +14,10 @@ from infer_lab.course import Exercise, GreedyExample
 
 GREEDY = [
     GreedyExample("The capital of France is", max_tokens=3),
-    GreedyExample("1, 2, 3, 4,", max_tokens=20),
+    GreedyExample("1, 2, 3, 4,", max_tokens=15),
     GreedyExample("Tell me the capital of France.", max_tokens=32, chat=True),
+    GreedyExample("The quick brown", max_tokens=2),
+    GreedyExample("The quick brown fox fox", max_tokens=1),
 ]
 
 

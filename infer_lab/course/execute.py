@@ -1,6 +1,6 @@
 """Run a chapter from top to bottom in a fresh kernel and save it in the form that is committed.
 
-    python -m infer_lab.course.execute beginner/02_sampling      # no place: all chapters
+python -m infer_lab.course.execute beginner/02_sampling      # no place: all chapters
 """
 
 from __future__ import annotations
