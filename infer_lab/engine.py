@@ -256,6 +256,7 @@ class Engine:
         plan = self.scheduler.schedule()
         if not plan.chunks:
             return
+        sampled = tuple(chunk.samples for chunk in plan.chunks)
         moved = self._run(plan)  # if it raises nothing has moved, and the next step tries again
         now = time.monotonic()
         for request in moved:
@@ -263,8 +264,8 @@ class Engine:
         self._num_steps += 1
         self._computed += plan.num_tokens
         if self._record_steps:
-            record = record_step(self._num_steps - 1, plan, self.scheduler, now - began)
-            self.steps.append(record)
+            number, seconds = self._num_steps - 1, now - began
+            self.steps.append(record_step(number, plan, sampled, self.scheduler, seconds))
 
     def _run(self, plan: StepPlan) -> list[Request]:
         self.kv.cache.copy_blocks(plan.copies)

@@ -51,8 +51,10 @@ class EngineStats:
     kv_cache_bytes: int
 
 
-def record_step(number: int, plan: StepPlan, scheduler: Scheduler, seconds: float) -> EngineStep:
-    """What a plan did, told after its commit."""
+def record_step(
+    number: int, plan: StepPlan, sampled: tuple[bool, ...], scheduler: Scheduler, seconds: float
+) -> EngineStep:
+    """What a plan did, told after its commit. sampled: which of its chunks were due a token."""
     requests = [chunk.request for chunk in plan.chunks]
     return EngineStep(
         step=number,
@@ -61,9 +63,9 @@ def record_step(number: int, plan: StepPlan, scheduler: Scheduler, seconds: floa
                 request=chunk.request.name,
                 start=chunk.start,
                 length=chunk.length,
-                token=_new_token(chunk),
+                token=_new_token(chunk) if due else None,
             )
-            for chunk in plan.chunks
+            for chunk, due in zip(plan.chunks, sampled, strict=True)
         ),
         preempted=tuple(request.name for request in plan.preempted),
         waiting=tuple(request.name for request in scheduler.waiting),
@@ -78,6 +80,6 @@ def record_step(number: int, plan: StepPlan, scheduler: Scheduler, seconds: floa
 
 
 def _new_token(chunk: Chunk) -> int | None:
-    """The token right behind a chunk is new if it is the last one."""
+    """The token right behind a chunk; there is none if the request failed."""
     tokens = chunk.request.token_ids
     return tokens[-1] if len(tokens) == chunk.end + 1 else None

@@ -111,10 +111,12 @@ class PrefixCachingAllocator(BlockAllocator):
 
     def publish(self, request: Request) -> None:
         """Name the blocks that have become full."""
-        full = request.num_computed // self.block_size
-        first = self._published.get(request, 0)
+        first, full = self._published.get(request, 0), request.num_computed // self.block_size
+        if first == full:  # in most steps
+            return
+        names = self._names_of(request, full)
         for i in range(first, full):
-            self.pool.name(self.tables[request][i], self._names_of(request, full)[i])
+            self.pool.name(self.tables[request][i], names[i])
         self._published[request] = full
 
     def release(self, request: Request) -> None:

@@ -186,7 +186,7 @@ def _survivors(weights: Tensor, logits: Tensor, rows: Sequence[SamplingRow]) -> 
     whole = cumulative[:, -1:].clone()  # what top_p is a part of: the k tokens, or all of them
     if wide := [i for i, r in enumerate(rows) if r.params.top_p < 1.0 and not r.params.top_k]:
         whole[wide] = _weights(logits[wide], [rows[i] for i in wide]).cumsum_(-1)[:, -1:]
-    keep &= (cumulative - weights < top_p * whole) | (top_p >= 1.0)  # the likelier ones' sum
+    keep &= cumulative - weights < top_p * whole  # the sum of the likelier ones
     return keep & (weights >= min_p)  # the likeliest has weight 1: one token always survives
 
 

@@ -6,14 +6,16 @@ any cache. Whatever the engine does must come to the same tokens.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import torch
-from conftest import SMALL, random_model
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as RawTokenizer
 
+from conftest import SMALL, random_model
 from infer_lab import Engine, NoCache, SamplingParams, Tokenizer
 from infer_lab.model.transformer import Transformer
 from infer_lab.prefill import prefill
@@ -26,33 +28,41 @@ SEEDED = SamplingParams(temperature=1.3, top_p=0.95, seed=7, max_tokens=10)
 
 def naive(
     model: Transformer,
-    prompt: list[int],
+    prompt: Sequence[int],
     params: SamplingParams,
     index: int = 0,
     *,
-    max_model_len: int | None = None,
     tokenizer: Tokenizer | None = None,
 ) -> list[int]:
-    """The tokens of one sample."""
-    tokens = list(prompt)
-    limit = min(
-        len(prompt) + params.max_tokens, max_model_len or model.config.max_position_embeddings
-    )
+    """The tokens of one sample; each call's work is done once."""
+    return [*_naive(model, tuple(prompt), params, index, tokenizer)]
+
+
+@cache
+def _naive(
+    model: Transformer,
+    prompt: tuple[int, ...],
+    params: SamplingParams,
+    index: int,
+    tokenizer: Tokenizer | None,
+) -> tuple[int, ...]:
+    output: list[int] = []
     eos = () if params.ignore_eos else model.config.eos_token_ids
-    ends = {*eos, *params.stop_token_ids}
-    while len(tokens) < limit:
-        output = tokens[len(prompt) :]
-        row = SamplingRow(params, params.seed or 0, index, len(output), prompt, output, (*ends,))
-        tokens.append(Sampler()(prefill(model, tokens, NoCache())[None], [row])[0].token_id)
-        if len(output) < params.min_tokens:
+    ends = (*eos, *params.stop_token_ids)
+    limit = min(params.max_tokens, model.config.max_position_embeddings - len(prompt))
+    while len(output) < limit:
+        row = SamplingRow(params, params.seed or 0, index, len(output), prompt, output, ends)
+        logits = prefill(model, [*prompt, *output], NoCache())
+        output.append(Sampler()(logits[None], [row])[0].token_id)
+        if len(output) <= params.min_tokens:
             continue
-        if tokens[-1] in ends:
+        if output[-1] in ends:
             break
         if tokenizer is not None:
-            text = tokenizer.decode(tokens[len(prompt) :])
+            text = tokenizer.decode(output)
             if any(stop in text for stop in params.stop_strings):
                 break
-    return tokens[len(prompt) :]
+    return tuple(output)
 
 
 def poison(engine: Engine, *, only_free: bool = False) -> Engine:
@@ -64,7 +74,9 @@ def poison(engine: Engine, *, only_free: bool = False) -> Engine:
     return engine
 
 
-def poisoned_engine(model: Transformer, tokenizer: Tokenizer | None = None, **options: Any) -> Engine:
+def poisoned_engine(
+    model: Transformer, tokenizer: Tokenizer | None = None, **options: Any
+) -> Engine:
     """An engine whose KV memory is NaN."""
     options = {"num_blocks": 64} | options if "kv_layout" not in options else options
     return poison(Engine(model, tokenizer, **options))

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import SMALL, random_model
 from naive import GREEDY, SEEDED, naive, poison, poisoned_engine
 
-from infer_lab import CacheSpec, ContiguousKVCache, Engine, NoCache
+from conftest import SMALL, random_model
+from infer_lab import CacheSpec, ContiguousKVCache, Engine, NoCache, SamplingParams
 from infer_lab.decode import generate_tokens
 from infer_lab.kernels import BACKENDS
 from infer_lab.model.config import RopeConfig
@@ -25,16 +25,15 @@ from infer_lab.model.transformer import Transformer
 from infer_lab.prefill import prefill
 
 CONFIGS = {
-    "every head its own keys": replace(SMALL, num_kv_heads=6),
     "3 heads share keys": SMALL,
-    "6 heads share keys, biases": replace(
-        SMALL, num_kv_heads=1, qkv_bias=True, output_bias=True, mlp_bias=True
-    ),
-    "normed keys, large heads": replace(SMALL, head_size=20, qk_norm=True),
-    "slow rotations, tied": replace(
+    "every head its own keys, normed": replace(SMALL, num_kv_heads=6, head_size=20, qk_norm=True),
+    "6 heads share keys, biases, slow rotations": replace(
         SMALL,
+        num_kv_heads=1,
+        qkv_bias=True,
+        output_bias=True,
+        mlp_bias=True,
         rope=RopeConfig(kind="llama3", factor=8.0, original_max_position=32),
-        tie_word_embeddings=True,
     ),
 }
 LENGTHS = (1, 3, 4, 5, 8, 15, 16, 17, 33)  # around the borders of blocks
@@ -64,6 +63,15 @@ def expected(config: str) -> list[list[int]]:
     return [naive(model, p, PARAMS[i % 4]) for i, p in enumerate(prompts())]
 
 
+@cache
+def several_samples(config: str) -> list[tuple[list[int], SamplingParams, list[list[int]]]]:
+    model = model_of(config)
+    cases = [(p, replace(SEEDED, n=n, max_tokens=5)) for n, p in enumerate(prompts()[4::3], 2)]
+    return [
+        (p, params, [naive(model, p, params, i) for i in range(params.n)]) for p, params in cases
+    ]
+
+
 @dataclass(frozen=True)
 class Path:
     """Options of an engine, and the evidence that it went the way that is meant."""
@@ -79,9 +87,7 @@ PATHS = {
     "all in one batch": Path({}, lambda e: e.stats().num_steps == 8),
     "continuous": Path({"max_num_seqs": 5}, lambda e: e.stats().num_steps > 20),
     "static": Path({"max_num_seqs": 5, "batching": "static"}, lambda e: e.stats().num_steps > 25),
-    "chunked": Path(
-        {"max_num_seqs": 3, "max_batch_tokens": 6}, lambda e: e.stats().num_steps > 30
-    ),
+    "chunked": Path({"max_num_seqs": 3, "max_batch_tokens": 6}, lambda e: e.stats().num_steps > 30),
     "pages of 1": Path({"block_size": 1, "num_blocks": 999, "prefix_caching": False}),
     "pages of 4": Path({"block_size": 4, "num_blocks": 200, "prefix_caching": False}),
     "pages of 16": Path({"block_size": 16, "num_blocks": 90, "prefix_caching": False}),
@@ -91,8 +97,8 @@ PATHS = {
     ),
     "preempted": Path({"block_size": 4, "num_blocks": 13}, lambda e: preempted(e) > 3),
     "preempted, chunked, prefix hit": Path(
-        {"block_size": 4, "num_blocks": 14, "max_batch_tokens": 8, "max_num_seqs": 8},
-        lambda e: preempted(e) > 3,
+        {"block_size": 4, "num_blocks": 10, "max_batch_tokens": 8, "max_num_seqs": 8},
+        lambda e: preempted(e) > 3 and cached(e) > 0,
         rounds=2,
     ),
     "shortest first": Path({"policy": "shortest", "max_num_seqs": 4}),
@@ -162,13 +168,10 @@ def test_samples_of_one_prompt_copy_on_write(config: str, options: dict[str, Any
     copies = []
     copy = engine.kv.cache.copy_blocks
     engine.kv.cache.copy_blocks = lambda pairs: copies.extend(pairs) or copy(pairs)
-    for n, prompt in enumerate(prompts()[4::3], start=2):
-        params = replace(SEEDED, n=n, max_tokens=5)
+    for prompt, params, tokens in several_samples(config):
         completions = engine.generate(prompt, params)
-        assert [list(c.token_ids) for c in completions] == [
-            naive(model, prompt, params, index) for index in range(n)
-        ]
-        assert [c.index for c in completions] == list(range(n))
+        assert [list(c.token_ids) for c in completions] == tokens
+        assert [c.index for c in completions] == list(range(params.n))
         engine.check()
     assert bool(copies) == (options.get("kv_layout") != "slots")
 
@@ -183,9 +186,9 @@ def test_64_mixed_requests_do_not_notice_a_pool_of_40_blocks() -> None:
     requests, params = [], []
     for i in range(64):
         own = [rng.randrange(97) for _ in range(rng.randint(1, 60))]
-        shared = common[: rng.choice([0, 0, 16, 48, 100, 160])]
+        shared = common[: rng.choice([0, 0, 16, 48, 100])]
         requests.append(shared + own)
-        params.append(replace(rng.choice(PARAMS), max_tokens=rng.randint(1, 60), seed=i))
+        params.append(replace(rng.choice(PARAMS), max_tokens=rng.randint(1, 40), seed=i))
     results = []
     for num_blocks in (40, 4000):
         engine = poisoned_engine(model, num_blocks=num_blocks)
@@ -198,8 +201,8 @@ def test_64_mixed_requests_do_not_notice_a_pool_of_40_blocks() -> None:
 
 # Other number formats --------------------------------------------------------------------------
 
-# The largest difference, in standard deviations of a row of logits. bfloat16 has 8 bits of mantissa.
-TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.25}
+# The largest difference, in standard deviations of a row of logits. A bfloat16 has 8 bits.
+TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.08}
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -218,10 +221,10 @@ def test_logits_are_close_to_the_naive_ones_at_every_step(path: str, dtype: torc
 
     engine.sampler = recording  # type: ignore[assignment]
     # The penalty makes the rows carry their prompt.
-    params = replace(GREEDY, presence_penalty=0.1)
+    params = replace(GREEDY, presence_penalty=0.1, max_tokens=6)
     worst = worst_naive = 0.0
     for _ in range(PATHS[path].rounds):
-        for completion in engine.generate(prompts(), params):
+        for completion in engine.generate(prompts()[::2], params):
             prompt, output = completion.prompt_token_ids, completion.token_ids
             tokens = torch.tensor([*prompt, *output[:-1]])
             positions = torch.arange(len(tokens))

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from infer_lab.scheduler import BATCHING, POLICIES
 
-STEPS = int(os.environ.get("INFER_LAB_FUZZ_STEPS", "15000"))
+STEPS = int(os.environ.get("INFER_LAB_FUZZ_STEPS", "30000"))
 EXAMPLES = 50  # in a round
 EVENTS = 24  # in an example
 CHOICES = 6  # at most, in an event
@@ -28,7 +28,9 @@ CHOICES = 6  # at most, in an event
 # Equal tokens at different places, and equal ends after different beginnings.
 TEXTS = ([1] * 32, [2] + [1] * 31, [1, 2] * 16)
 PROMPTS = list(product(range(3), range(4), (0, -1, 1), (False, True)))
-LENGTHS = [(low, high) for high in (*range(1, 9), 12, 16, 24) for low in (0, 0, 1, 4) if low < high]
+LENGTHS = [
+    (low, high) for high in (*range(1, 9), 12, 16, 24) for low in (0, 0, 1, 4) if low <= high
+]
 FIELDS = list(product((0, 1, -1), (None, "", "a"), ((), (3,), (EOS,)), (False, True)))
 ENDS = [(None, 2**31)] * 5 + [(0, 2**31), (2, 2**31), (None, 3), (None, 8), (None, 12)]
 
@@ -47,7 +49,8 @@ class Choices:
         return options[self._data[self._position - 1] % len(options)]
 
     def events(self, start: int) -> Iterator[None]:
-        for self._position in range(start, len(self._data), CHOICES):
+        for position in range(start, len(self._data), CHOICES):
+            self._position = position
             yield
 
 

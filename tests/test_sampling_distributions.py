@@ -598,6 +598,17 @@ def test_the_random_number_is_never_0_or_1(monkeypatch: pytest.MonkeyPatch) -> N
             assert token == (by_rank if wishes else by_id)
 
 
+def test_a_random_number_at_a_border_belongs_to_the_next_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logits = torch.tensor([[0.0, -math.inf, 0.0, 0.0, 0.0]])
+    for wishes in ({}, {"top_k": 4}):
+        for u, token in ((0.0, 0), (0.2499, 0), (0.25, 2), (0.5, 3), (0.75, 4), (0.9999, 4)):
+            monkeypatch.setattr(infer_lab.sampler, "uniform", lambda *place, u=u: u)
+            own = SamplingRow(SamplingParams(**wishes), 0)
+            assert Sampler()(logits, [own])[0].token_id == token
+
+
 def test_random_numbers_are_the_same_everywhere_and_for_ever() -> None:
     assert uniform(0, 0) == 0.264748664223589
     assert uniform(-1, 5) == uniform(2**64 - 1, 5) == 0.8777548949001357  # the same 64 bits

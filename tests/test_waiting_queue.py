@@ -78,7 +78,7 @@ class Counted(int):
 
 @pytest.mark.parametrize("order", ["first to last", "last to first", "mixed"])
 def test_queue_operations_cost_o_log_n(order: str) -> None:
-    n = 4096
+    n = 1024
     requests = [make_request([1], priority=Counted(i * 2654435761 % n)) for i in range(n)]
     queue = WaitingQueue(lambda request: request.priority)
     Counted.comparisons = 0

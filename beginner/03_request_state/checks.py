@@ -284,7 +284,16 @@ def check_finish_reason(finish_reason, claim):
 
 
 def reason_with(
-    output_ids, params, num_prompt, context, eos_ids, order="stop first", slack=0, deaf=True, name=0
+    output_ids,
+    params,
+    num_prompt,
+    context,
+    eos_ids,
+    order="stop first",
+    slack=0,
+    over=0,
+    deaf=True,
+    name=0,
 ):
     """Right as it stands; the wrong answers below turn one thing each."""
     last, may_end = output_ids[-1], len(output_ids) + slack > params.min_tokens
@@ -295,7 +304,7 @@ def reason_with(
     length = (None, None)
     if len(output_ids) >= params.max_tokens:
         length = ("length", None)
-    elif num_prompt + len(output_ids) >= context + (slack < 0):
+    elif num_prompt + len(output_ids) >= context + over:
         length = ("length", "max_model_len")
     first, second = (stop, length) if order == "stop first" else (length, stop)
     return first if first[0] else second
@@ -310,7 +319,7 @@ def forbids_an_end_one_token_too_short(*args, **kwargs):
 
 
 def goes_one_token_past_the_context(*args, **kwargs):
-    return reason_with(*args, **kwargs, slack=-1)
+    return reason_with(*args, **kwargs, over=1)
 
 
 def always_hears_the_end(*args, **kwargs):

@@ -13,6 +13,7 @@ import nbformat
 from nbclient import NotebookClient
 
 from infer_lab.course.discovery import Chapter, chapters, find_chapter
+from infer_lab.course.lint import lint
 
 SECONDS_A_CELL = 300  # far more than the course allows: a busy machine is no error
 
@@ -54,6 +55,8 @@ def main() -> None:
         tidy(notebook)
         nbformat.write(notebook, chapter.notebook)
         print(f"{chapter}: {time.perf_counter() - began:.0f} s")
+        for fault in lint(chapter):
+            print(f"  {fault}")
 
 
 if __name__ == "__main__":
