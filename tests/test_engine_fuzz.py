@@ -25,16 +25,20 @@ from infer_lab.kernels import BACKENDS
 from infer_lab.model.transformer import Transformer
 from infer_lab.request import Request
 
-STEPS = int(os.environ.get("INFER_LAB_FUZZ_STEPS", "1500"))
-SEED = int(os.environ.get("INFER_LAB_FUZZ_SEED", "0"))
+STEPS = int(os.environ.get("INFER_LAB_FUZZ_STEPS", "900"))
+SEED = int(os.environ.get("INFER_LAB_FUZZ_SEED", "1000"))
 CONFIG = replace(SMALL, vocab_size=23, hidden_size=24, num_layers=2, max_position_embeddings=48)
-MOST = 9  # new tokens
+MOST = 14  # new tokens
 KINDS = (
     SamplingParams(temperature=0, max_tokens=MOST),
     SamplingParams(temperature=1.5, seed=1, max_tokens=MOST),
     SamplingParams(temperature=2.0, top_p=0.9, top_k=9, seed=2, max_tokens=MOST),
     SamplingParams(temperature=1.0, min_p=0.01, presence_penalty=1.0, seed=3, max_tokens=MOST),
 )
+
+TRUNK = random.Random(0).choices(range(23), k=30)
+PROMPTS = [TRUNK[:n] for n in (1, 4, 8, 17, 30)]
+PROMPTS += [[*TRUNK[:n], 22 - TRUNK[n]] for n in (0, 2, 3, 8, 23)]
 
 
 @pytest.fixture(scope="module")
@@ -61,20 +65,15 @@ class Round:
             return hidden
 
         self.engine.model = _Model(forward, flaky)  # type: ignore[assignment]
-        trunk = [rng.randrange(23) for _ in range(30)]
-        self.prompts = [
-            (trunk[: rng.randrange(29)] + [rng.randrange(23) for _ in range(rng.randint(1, 5))])[
-                :30
-            ]
-            for _ in range(12)
-        ]
+        longest = rng.choice([4, 9, 30])
+        self.prompts = [prompt for prompt in PROMPTS if len(prompt) <= longest]
         self.groups: dict[str, list[Request]] = {}
         self.aborted: set[str] = set()
         self.deltas: dict[tuple[str, int], list[Delta]] = {}
 
     def _options(self) -> dict[str, Any]:
         rng = self.rng
-        max_num_seqs = rng.choice([1, 2, 3, 6, 12])
+        max_num_seqs = rng.choice([1, 2, 4, 8, 12])
         options: dict[str, Any] = {
             "max_num_seqs": max_num_seqs,
             "max_batch_tokens": max_num_seqs + rng.choice([0, 1, 5, 40, 200]),
@@ -88,7 +87,7 @@ class Round:
         smallest = -(-40 // block_size)
         return options | {
             "block_size": block_size,
-            "num_blocks": smallest + rng.choice([0, 1, 2, smallest, 4 * smallest]),
+            "num_blocks": smallest + rng.choice([0, 0, 1, 2, 4 * smallest]),
             "max_model_len": 40,
             "prefix_caching": rng.random() < 0.7,
         }
@@ -96,7 +95,7 @@ class Round:
     def run(self, limit: int) -> int:
         """Let requests come for a while, then drain; returns the number of steps."""
         rng, steps = self.rng, 0
-        arrivals = rng.randint(3, 14)
+        arrivals = rng.randint(4, 16)
         while arrivals or self.engine.has_unfinished():
             while arrivals and (rng.random() < 0.4 or not self.engine.has_unfinished()):
                 arrivals -= 1
@@ -123,7 +122,7 @@ class Round:
         rng = self.rng
         params = replace(
             rng.choice(KINDS),
-            max_tokens=rng.randint(1, MOST),
+            max_tokens=rng.choice([1, 2, 5, MOST, MOST]),
             n=rng.choice([1, 1, 1, 2, 3, 5]),
             stop_token_ids=rng.sample(range(23), rng.choice([0, 0, 1, 3])),
         )
@@ -193,9 +192,10 @@ def run_rounds(model: Transformer, first: int, steps: int) -> list[Engine]:
 def test_random_traffic_gives_the_naive_tokens(model: Transformer) -> None:
     engines = run_rounds(model, SEED, STEPS)
     stats = [engine.stats() for engine in engines]
+    print(describe(engines))
     assert len(stats) >= 10
-    assert sum(s.num_preemptions > 0 for s in stats) >= 3, "too tame"
-    assert sum(s.cached_tokens > 0 for s in stats) >= 3, "too tame"
+    assert sum(s.num_preemptions for s in stats) > 10, "too tame"
+    assert sum(s.cached_tokens for s in stats) > 100, "too tame"
 
 
 def describe(engines: Sequence[Engine]) -> str:

@@ -1,6 +1,8 @@
 """Run a chapter from top to bottom in a fresh kernel and save it in the form that is committed.
 
-python -m infer_lab.course.execute beginner/02_sampling      # no place: all chapters
+    python -m infer_lab.course.execute beginner/02_sampling      # no place: all chapters
+
+Do this after every change and commit what it writes. It also lists what the linter finds.
 """
 
 from __future__ import annotations
