@@ -17,6 +17,7 @@ from functools import lru_cache
 from typing import Any, NoReturn
 
 from jinja2 import Template, TemplateError
+from jinja2.exceptions import SecurityError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 Message = dict[str, str]  # {"role": "user", "content": "..."}
@@ -75,9 +76,13 @@ def _check_messages(messages: Sequence[Message]) -> None:
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's sandbox, with products and powers watched."""
+    """Jinja's sandbox, with products and powers watched, and no second chance."""
 
     intercepted_binops = frozenset({"*", "**"})
+
+    def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
+        """Refuse at once; Jinja would go on with an empty value."""
+        raise SecurityError(f"access to {attribute!r} of a {type(obj).__name__}")
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """Refuse results that would fill the memory; sizes are known before they are computed."""
