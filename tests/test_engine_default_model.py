@@ -35,7 +35,6 @@ PROMPTS = [
     "The first ten prime numbers are 2, 3, 5,",
     "Photosynthesis is the process by which",
     "Bonjour, je m'appelle",
-    "E = mc",
 ]
 PARAMS = SamplingParams(temperature=0, max_tokens=12)
 
@@ -65,7 +64,7 @@ def test_greedy_text_is_that_of_transformers(
             )  # fmt: skip
         logits = torch.stack(generated.logits)[:, 0]  # (new tokens, V)
         best = logits.topk(2).values
-        if (best[:, 0] - best[:, 1]).min() < 1e-2:
+        if (best[:, 0] - best[:, 1]).min() < 2e-3:
             continue  # a near tie: either token is right
         compared += 1
         tokens = generated.sequences[0, ids.shape[1] :].tolist()
@@ -92,20 +91,20 @@ def test_logits_of_every_step_are_those_of_transformers(
 
     engine.sampler = recording  # type: ignore[assignment]
     story = default_tokenizer.encode("The engine takes requests and turns them into tokens. " * 4)
-    prompts = [story[:n] for n in (44, 21, 20, 19, 7)]
-    prompts += [default_tokenizer.encode(p) for p in PROMPTS[:5]]
+    prompts = [story[:n] for n in (44, 21, 20, 19)]
+    prompts += [default_tokenizer.encode(p) for p in PROMPTS[:2]]
     # A bias of nothing makes the rows carry their prompt.
-    params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logit_bias={0: 0.0})
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logit_bias={0: 0.0})
     worst = 0.0
     for _ in range(2):  # the second time from the prefix cache
         for c in engine.generate(prompts, params):
             tokens = torch.tensor([[*c.prompt_token_ids, *c.token_ids[:-1]]])
             with torch.inference_mode():
                 theirs = oracle(tokens).logits[0, len(c.prompt_token_ids) - 1 :]
-            ours = torch.stack([seen.pop((c.prompt_token_ids, i)) for i in range(5)])
+            ours = torch.stack([seen.pop((c.prompt_token_ids, i)) for i in range(4)])
             worst = max(worst, float((ours - theirs).abs().max()))
     engine.check()
-    assert engine.stats().cached_tokens > 100
+    assert engine.stats().cached_tokens > 80
     assert worst <= 1e-3
 
 
@@ -117,14 +116,14 @@ def test_a_small_pool_gives_the_same_text(
         f" {word}"
         for word in ["red", "green", "blue", "one", "two", "three", "house", "tree", "river", "cat"]
     ]
-    prompts = ["Repeat:" + "".join(rng.choices(words, k=rng.randint(1, 60))) for _ in range(24)]
-    params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True)
+    prompts = ["Repeat:" + "".join(rng.choices(words, k=rng.randint(1, 60))) for _ in range(10)]
+    params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
     results = []
     for num_blocks in (8, 400):
         engine = Engine(default_model, default_tokenizer, num_blocks=num_blocks)
         results.append([c.token_ids for c in engine.generate(prompts, params)])
         engine.check()
-        assert (engine.stats().num_steps > 30) == (num_blocks == 8)
+        assert (engine.stats().num_steps > 10) == (num_blocks == 8)
     assert results[0] == results[1]
 
 

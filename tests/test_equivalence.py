@@ -210,6 +210,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.bfloat16: 0.08}
 def test_logits_are_close_to_the_naive_ones_at_every_step(path: str, dtype: torch.dtype) -> None:
     exact = random_model(SMALL, seed=1)
     model = random_model(SMALL, seed=1).to(dtype)
+    model.reset_rope()
     engine = poisoned_engine(model, **PATHS[path].options)
     seen: dict[tuple[tuple[int, ...], int], torch.Tensor] = {}  # by prompt and output index
     sampler = engine.sampler
@@ -240,6 +241,7 @@ def test_logits_are_close_to_the_naive_ones_at_every_step(path: str, dtype: torc
 
 def test_a_contiguous_cache_is_as_close(dtype: torch.dtype = torch.float32) -> None:
     model = random_model(SMALL, seed=1).to(dtype)
+    model.reset_rope()
     prompt = prompts()[-1]
     kept = ContiguousKVCache(CacheSpec.from_config(model.config, dtype), 64)
     ours = prefill(model, prompt, kept, chunk_size=7)

@@ -14,7 +14,7 @@ from infer_lab import CacheSpec, ContiguousKVCache, NoCache
 from infer_lab.allocator import BlockAllocator
 from infer_lab.batcher import pack
 from infer_lab.kv_cache import PooledKVCache, SlotKVCache, causal_attention
-from infer_lab.kv_memory import LargestStep, format_bytes
+from infer_lab.kv_memory import LargestStep, format_bytes, kv_budget
 from infer_lab.model.transformer import Transformer
 from infer_lab.paged_cache import PagedKVCache
 from infer_lab.prefill import prefill
@@ -223,3 +223,52 @@ def test_sizes_are_written_for_people() -> None:
     assert [format_bytes(size) for size in sizes] == [
         "0 B", "1023 B", "1 KiB", "1.5 KiB", "1 MiB", "2 GiB", "3072 GiB",
     ]  # fmt: skip
+
+
+GIB = 2**30
+
+
+def pretend_cuda(monkeypatch: pytest.MonkeyPatch, **numbers: int) -> None:
+    """A GPU of `total` bytes with `free` ones; we hold `reserved`, and had `peak` at most."""
+    cuda = torch.cuda
+    for name in ("empty_cache", "synchronize", "reset_peak_memory_stats"):
+        monkeypatch.setattr(cuda, name, lambda *args: None)
+    monkeypatch.setattr(cuda, "max_memory_allocated", lambda device: numbers["peak"])
+    monkeypatch.setattr(cuda, "memory_reserved", lambda device: numbers["reserved"])
+    free_and_total = numbers["free"], numbers["total"]
+    monkeypatch.setattr(cuda, "mem_get_info", lambda device: free_and_total)
+
+
+class OnCuda:
+    """As much of a model as its budget asks about."""
+
+    device = torch.device("cuda", 0)
+
+
+class Runs:
+    """A largest step that runs, or does not."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error
+
+    def run(self, model: object) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+def budget(step: object) -> int:
+    return kv_budget(OnCuda(), step)  # type: ignore[arg-type]
+
+
+def test_on_cuda_keys_and_values_get_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_cuda(monkeypatch, total=80 * GIB, free=60 * GIB, reserved=16 * GIB, peak=20 * GIB)
+    # 4 GiB belong to other processes; 90 % of 80 may be used; we need 20 at most.
+    assert budget(Runs()) == (72 - 20 - 4) * GIB
+
+
+def test_on_cuda_a_model_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_cuda(monkeypatch, total=8 * GIB, free=1 * GIB, reserved=2 * GIB, peak=3 * GIB)
+    with pytest.raises(ValueError, match=r"needs 3 GiB of the GPU's 8 GiB, others have 5 GiB"):
+        budget(Runs())
+    with pytest.raises(ValueError, match="does not fit on the GPU: lower these limits"):
+        budget(Runs(torch.OutOfMemoryError("CUDA out of memory")))

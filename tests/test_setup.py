@@ -130,11 +130,13 @@ def test_the_map_of_the_repository_is_true_and_whole():
         assert not unnamed, f"README's map lacks {sorted(unnamed)}"
 
 
-def test_the_index_lists_the_chapters_that_there_are():
+def test_the_index_lists_only_chapters_that_there_are_in_their_order():
+    """It may lag behind: adding a chapter must not need a change elsewhere."""
     from infer_lab.course.discovery import chapters
 
     listed = re.findall(r"\]\((\w+/\d\d_\w+)/\d\d_\w+\.ipynb\)", README)
-    assert listed == [str(chapter) for chapter in chapters(ROOT)]
+    there = [str(chapter) for chapter in chapters(ROOT)]
+    assert listed and listed == [place for place in there if place in listed]
 
 
 # bootstrap.py -------------------------------------------------------------------------------

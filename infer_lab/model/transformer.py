@@ -32,15 +32,18 @@ class Attends(Protocol):
 
 
 class Transformer(nn.Module):
-    """Llama, Mistral, Qwen2 and Qwen3 from one code path."""
+    """Llama, Mistral, Qwen2 and Qwen3 from one code path.
+
+    A new one holds no weights yet, just memory for them: `load_model` fills it.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(DecoderLayer(config, i) for i in range(config.num_layers))
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False)
         if config.tie_word_embeddings:
             self.lm_head.weight = self.embed_tokens.weight
         self.rope = RotaryEmbedding(config.head_size, config.rope)
@@ -100,8 +103,8 @@ class Attention(nn.Module):
         q_size = config.num_heads * config.head_size
         kv_size = config.num_kv_heads * config.head_size
         # One product instead of three: the rows are q's, then k's, then v's.
-        self.qkv_proj = nn.Linear(config.hidden_size, q_size + 2 * kv_size, bias=config.qkv_bias)
-        self.o_proj = nn.Linear(q_size, config.hidden_size, bias=config.output_bias)
+        self.qkv_proj = Linear(config.hidden_size, q_size + 2 * kv_size, bias=config.qkv_bias)
+        self.o_proj = Linear(q_size, config.hidden_size, bias=config.output_bias)
         norm = RMSNorm if config.qk_norm else nn.Identity
         self.q_norm = norm(config.head_size, config.rms_norm_eps)
         self.k_norm = norm(config.head_size, config.rms_norm_eps)
@@ -122,13 +125,27 @@ class MLP(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         hidden, wide, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
-        self.gate_up_proj = nn.Linear(hidden, 2 * wide, bias=bias)
-        self.down_proj = nn.Linear(wide, hidden, bias=bias)
+        self.gate_up_proj = Linear(hidden, 2 * wide, bias=bias)
+        self.down_proj = Linear(wide, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """(T, H) -> (T, H)."""
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
         return self.down_proj(F.silu(gate) * up)
+
+
+class Linear(nn.Linear):
+    """x (..., in) -> x W^T + b (..., out); made without spending time on random weights."""
+
+    def reset_parameters(self) -> None:
+        """Leave the memory as it is."""
+
+
+class Embedding(nn.Embedding):
+    """Token ids (T,) -> rows of a table (T, H); made without random weights, too."""
+
+    def reset_parameters(self) -> None:
+        """Leave the memory as it is."""
 
 
 class RMSNorm(nn.Module):
