@@ -130,8 +130,6 @@ class Engine:
         """Longest prompt and output together, in tokens."""
         return self.kv.max_model_len
 
-    # Whole results -----------------------------------------------------------------------------
-
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
@@ -227,7 +225,6 @@ class Engine:
         self.scheduler.check()
         unfinished = {*self.scheduler.running, *self.scheduler.waiting}
         for request_id, group in self._groups.items():
-            assert {sample.id for sample in group.samples} == {request_id}
             assert not all(sample.is_finished for sample in group.samples), f"{request_id} stays"
             unfinished -= {*group.samples}
         assert not unfinished, "a request is unknown"
@@ -264,8 +261,8 @@ class Engine:
         self._num_steps += 1
         self._computed += plan.num_tokens
         if self._record_steps:
-            number, seconds = self._num_steps - 1, now - began
-            self.steps.append(record_step(number, plan, sampled, self.scheduler, seconds))
+            record = record_step(len(self.steps), plan, sampled, self.scheduler, now - began)
+            self.steps.append(record)
 
     def _run(self, plan: StepPlan) -> list[Request]:
         self.kv.cache.copy_blocks(plan.copies)

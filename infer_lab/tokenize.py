@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,6 @@ class Tokenizer:
         `vocab_size` is the number of ids, special tokens and gaps included.
         """
         self._tokenizer = tokenizers.Tokenizer.from_str(tokenizer_json)
-        # A second copy for text whose special tokens must stay plain text.
-        self._plain = tokenizers.Tokenizer.from_str(tokenizer_json)
-        self._plain.encode_special_tokens = True
         vocabulary = self._tokenizer.get_vocab(with_added_tokens=True)
         # Ids may have gaps, so the vocabulary's size is not the number of its pieces.
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
@@ -83,6 +81,13 @@ class Tokenizer:
         if not eos and (token := named.get("eos_token")) is not None:
             tokenizer.eos_token_ids = (tokenizer.token_to_id(token),)
         return tokenizer
+
+    @cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        """A second copy, for text whose special tokens must stay plain text."""
+        plain = tokenizers.Tokenizer.from_str(self._tokenizer.to_str())
+        plain.encode_special_tokens = True
+        return plain
 
     @property
     def special_tokens(self) -> dict[str, int]:

@@ -526,6 +526,15 @@ def not_waiting(scheduler: Scheduler) -> None:
     scheduler.waiting.peek().status = Status.RUNNING
 
 
+def run_after_the_end(scheduler: Scheduler) -> None:
+    scheduler.running[0].move(Status.FINISHED)
+    scheduler.allocator.release(scheduler.running[0])
+
+
+def wait_after_the_end(scheduler: Scheduler) -> None:
+    scheduler.waiting.peek().move(Status.FINISHED)
+
+
 def lose_a_request(scheduler: Scheduler) -> None:
     scheduler.waiting.pop()
 
@@ -571,6 +580,8 @@ def damage_memory(scheduler: Scheduler) -> None:
         wrong_order,
         not_running,
         not_waiting,
+        run_after_the_end,
+        wait_after_the_end,
         lose_a_request,
         know_a_request_twice,
         compute_too_much,
