@@ -143,10 +143,11 @@ def run(command, venv, locked):
             lines = [*lines[-19:], line]
             found += line.startswith(("Collecting ", "Processing "))
             show(line.strip(), found)
-    if process.wait() != 0:
+    status = process.wait()
+    if status != 0:
         fail(
             "\n".join(map(str.rstrip, lines))
-            + f"\n\nSet-up failed; the lines above are the last of {log}.\n"
+            + f"\n\nSet-up failed (exit status {status}); the lines above are the last of {log}.\n"
             "Put right what they name, then run the same command again."
         )
 
