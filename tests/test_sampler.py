@@ -476,6 +476,16 @@ def test_penalties_see_the_tokens_that_they_should() -> None:
     assert combined == [2.0, 0.0, 0.0, -4.0, 0.0]
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_small_penalty_is_not_lost_in_the_precision_of_the_logits(dtype: torch.dtype) -> None:
+    for wishes in ({"logit_bias": {1: 1e-4}}, {"presence_penalty": 1e-4}):
+        logits = torch.tensor([[8.0, 8.0, 0.0]], dtype=dtype)
+        own = SamplingRow(SamplingParams(temperature=0.0, **wishes), 0, 0, 1, (), (0,))
+        assert sample(logits, own)[0].token_id == 1
+    near = torch.tensor([[1.0, 1.0 + 1e-12]], dtype=torch.float64)
+    assert sample(near, row(temperature=0.0, logit_bias={0: 0.0}))[0].token_id == 1
+
+
 def test_penalties_of_a_request_without_tokens_change_nothing() -> None:
     wishes = {"repetition_penalty": 2.0, "presence_penalty": 1.0, "frequency_penalty": 1.0}
     assert adjusted([1.0, 2.0], SamplingRow(SamplingParams(**wishes), 0)) == [1.0, 2.0]
