@@ -48,7 +48,7 @@ def render_chat(
         for part in _compiled(template).generate(
             {
                 **(named_tokens or {}),
-                "messages": [dict(message) for message in messages],
+                "messages": list(messages),
                 "add_generation_prompt": add_generation_prompt,
                 "range": _limited_range(),
             }

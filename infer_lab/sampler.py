@@ -127,7 +127,8 @@ def _adjust(logits: Tensor, rows: Sequence[SamplingRow]) -> Tensor:
             uses = torch.tensor(list(counts.values()), device=out.device, dtype=out.dtype)
             scores[ids] -= params.presence_penalty + params.frequency_penalty * uses
         if row.output_index < params.min_tokens:
-            scores[list(row.end_token_ids)] -= torch.inf  # and NaN stays NaN: it is an error
+            ends = [i for i in row.end_token_ids if i < len(scores)]  # a config may name others
+            scores[ends] -= torch.inf  # and NaN stays NaN: it is an error
     return out
 
 

@@ -144,6 +144,11 @@ def test_exactly_k_survive_top_k_and_of_equals_the_lower_ids(
     assert drawn(some, top_k=1) == {5}
 
 
+def test_top_k_past_the_vocabulary_keeps_everything() -> None:
+    for k in (9, 10, 11, 10**30, 10**400):  # the last one is past the largest float too
+        assert drawn(torch.zeros(9), top_k=k) == set(range(9))
+
+
 def test_many_equals_keep_exactly_k() -> None:
     equal = torch.zeros(400)
     assert drawn(equal, n=1500, top_k=150) == set(range(150))
@@ -509,6 +514,11 @@ def test_min_tokens_forbids_the_end_tokens_and_only_while_needed() -> None:
     assert drawn(torch.tensor(logits[0]), min_tokens=3, top_k=2) == {1, 3}
     no_end = SamplingRow(SamplingParams(min_tokens=3), 0)
     assert adjusted(logits[0], no_end) == logits[0]
+
+
+def test_end_tokens_outside_the_vocabulary_do_no_harm() -> None:
+    own = SamplingRow(SamplingParams(min_tokens=1), 0, end_token_ids=(1, 3, 500))
+    assert adjusted([0.5, 1.0, 2.0], own) == [0.5, -INF, 2.0]
 
 
 def test_a_bias_cannot_bring_back_what_min_tokens_forbids() -> None:
