@@ -1,4 +1,4 @@
-"""`pytest --nbval` by hand, too, compares a figure's alt text and not its pixels; see viz.py."""
+"""`pytest --nbval` by hand, too, compares figures by alt text, not pixels; see viz/style.py."""
 
 from pathlib import Path
 

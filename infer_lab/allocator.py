@@ -72,6 +72,10 @@ class KVAllocator(Protocol):
         """How many blocks are in which state."""
         ...
 
+    def cached_blocks(self) -> list[int]:
+        """Unused blocks whose contents can still be found, the longest unused first."""
+        ...
+
     def check(self) -> None:
         """Raise AssertionError if the books do not balance."""
         ...
@@ -202,6 +206,10 @@ class BlockAllocator:
     def usage(self) -> BlockUsage:
         """How many blocks are in which state."""
         return self.pool.usage()
+
+    def cached_blocks(self) -> list[int]:
+        """None: what nobody uses is forgotten."""
+        return []
 
     def check(self) -> None:
         """References equal the tables that hold a block; what will be written is held once."""

@@ -23,7 +23,10 @@ class ChunkRecord:
 
 @dataclass(frozen=True)
 class EngineStep:
-    """One step of an engine: the state behind it, by requests' names."""
+    """One step of an engine, and the state it leaves; requests go by their names.
+
+    A call of `Engine.step` with nothing to compute leaves no record.
+    """
 
     step: int
     chunks: tuple[ChunkRecord, ...]
@@ -32,7 +35,10 @@ class EngineStep:
     running: tuple[str, ...]
     finished: tuple[str, ...]
     tables: dict[str, tuple[int, ...]]  # the blocks of each running request
+    computed: dict[str, int]  # tokens of each running request that are in the cache
+    cached: tuple[int, ...]  # unused blocks that can be found again, the longest unused first
     blocks: BlockUsage
+    block_size: int
     seconds: float
 
 
@@ -74,7 +80,10 @@ def record_step(
         tables={
             request.name: tuple(scheduler.allocator.table(request)) for request in scheduler.running
         },
+        computed={request.name: request.num_computed for request in scheduler.running},
+        cached=tuple(scheduler.allocator.cached_blocks()),
         blocks=scheduler.allocator.usage(),
+        block_size=scheduler.allocator.block_size,
         seconds=seconds,
     )
 

@@ -126,6 +126,10 @@ class PrefixCachingAllocator(BlockAllocator):
         if request.is_finished:
             self._names.pop(request, None)
 
+    def cached_blocks(self) -> list[int]:
+        """Named blocks that nobody uses, the longest unused first."""
+        return list(self.pool.cached)
+
     def check(self) -> None:
         """Also: a named block in a table carries the name of the request's own tokens."""
         super().check()

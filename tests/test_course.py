@@ -163,7 +163,7 @@ def a_figure(**changes: Any) -> Any:
 
 def shown(monkeypatch: Any, fig: Any, alt: str = ALT) -> dict[str, str]:
     displayed: list[dict[str, str]] = []
-    monkeypatch.setattr(viz, "display", lambda data, raw: displayed.append(data))
+    monkeypatch.setattr(viz.style, "display", lambda data, raw: displayed.append(data))
     viz.show(fig, alt=alt)
     (data,) = displayed
     return data

@@ -16,7 +16,7 @@ from typing import Any
 import nbformat
 
 from infer_lab.course.discovery import Chapter
-from infer_lab.viz import MIN_ALT_LENGTH
+from infer_lab.viz.style import MIN_ALT_LENGTH
 
 HEADINGS = (
     "Build it by hand",
