@@ -30,6 +30,7 @@ def execute(chapter: Chapter) -> Any:
         resources={"metadata": {"path": str(chapter.directory)}},
         record_timing=False,
         coalesce_streams=True,
+        extra_arguments=["--log-level=ERROR"],  # the kernel's own remarks are no news
     )
     return client.execute()
 

@@ -78,10 +78,12 @@ def _nbval(chapter: Chapter, report: Path) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join(filter(None, (package_root, os.environ.get("PYTHONPATH"))))
     options = ["--nbval", "--nbval-current-env", f"--nbval-sanitize-with={SANITIZE}"]
     options += [f"--nbval-cell-timeout={SECONDS_A_CELL}", f"--junitxml={report}", "--color=no"]
+    # Threads that wait give their core away: spinning makes everybody slow on a busy machine.
+    environment = {"OMP_WAIT_POLICY": "PASSIVE"} | os.environ
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-c", configuration, *options, chapter.notebook],
         cwd=chapter.root,
-        env=os.environ | {"PYTHONPATH": path},
+        env=environment | {"PYTHONPATH": path},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
