@@ -81,6 +81,16 @@ def build_parser() -> argparse.ArgumentParser:
     command.add_argument("--port", type=int, help="default: 8888, or the next one that is free")
     command.add_argument("--no-browser", action="store_true", help="only print the URL")
     command.add_argument("--verbose", action="store_true", help="show Jupyter's own messages")
+
+    command = add("new-chapter", new_chapter, "for authors: a chapter that runs, to be rewritten")
+    command.add_argument("track", help="beginner, intermediate or advanced")
+    command.add_argument("number", help="1 to 99, free in the track")
+    command.add_argument("name", help="such as my_topic")
+
+    command = add("lint", lint, "for authors: does the course keep its rules?")
+    command.add_argument("chapter", nargs="*", help="such as beginner/02_sampling; default: all")
+
+    add("index", index, "for authors: write the tracks' indexes, sort and link the glossary")
     return parser
 
 
@@ -140,3 +150,27 @@ def lab(args: argparse.Namespace) -> int:
         browser=not args.no_browser,
         verbose=args.verbose,
     )
+
+
+def new_chapter(args: argparse.Namespace) -> int:
+    """Make the directory TRACK/NN_NAME with a small lesson that runs, its checks and solutions."""
+    from infer_lab.course.scaffold import run
+
+    return run(args.track, args.number, args.name)
+
+
+def lint(args: argparse.Namespace) -> int:
+    """Say what is wrong with chapters, indexes and glossary, and how to mend it; status 1 then."""
+    from infer_lab.course.lint.course import run
+
+    return run(args.chapter)
+
+
+def index(args: argparse.Namespace) -> int:
+    """Write README.md of each track from its chapters, and sort and link GLOSSARY.md."""
+    from infer_lab.course.discovery import course_root
+    from infer_lab.course.index import write
+
+    changed = write(root := course_root())
+    print(*[f"wrote {path.relative_to(root)}" for path in changed] or ["up to date"], sep="\n")
+    return 0

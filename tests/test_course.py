@@ -1,4 +1,4 @@
-"""The course's own tools: figures, the exercise checks' runner, discovery, linter, strict runs."""
+"""The course's own tools: the exercise checks' runner, discovery, figures, strict runs."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import nbformat
 import pytest
 import torch
 from bs4 import BeautifulSoup
 from nbconvert import HTMLExporter
-from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook, new_output
+from nbformat.v4 import new_code_cell, new_notebook, new_output
 from PIL import Image
+from toy_chapter import a_chapter, code, prints
 
 from infer_lab import course, viz
-from infer_lab.course.discovery import Chapter, chapters, find_chapter
+from infer_lab.course.discovery import chapters, find_chapter
 from infer_lab.course.exercises import Claims, Exercise, run
-from infer_lab.course.lint import lint
 from infer_lab.course.strict import strict_run
 
 ALT = "One line that rises from the lower left to the upper right."
@@ -209,125 +208,6 @@ def test_colours_survive_greyscale() -> None:
     assert all(b - a >= 0.14 for a, b in pairwise(luma))
     ramp = [viz.luma(mpl.colormaps[viz.COLORMAP](i / 20)[:3]) for i in range(21)]
     assert ramp == sorted(ramp, reverse=True)
-
-
-# Linter -------------------------------------------------------------------------------------------
-
-CHECKS = """
-from infer_lab.course import Exercise
-def check(answer, claim):
-    with claim("is right"):
-        claim.returns(1, answer)
-EXERCISES = [Exercise(name, check, wrong=[]) for name in ("one", "two", "three")]
-"""
-LEAD = "# Toy\nThe question: why? After it you can run it. Builds on nothing. Time: a minute."
-SECTIONS = (
-    "Build it by hand",
-    "The library's version",
-    "Measure it",
-    "Back to chapter 1",
-    "What breaks",
-    "Exercises",
-    "In real engines",
-)
-
-
-def code(source: str, *outputs: Any, tags: tuple[str, ...] = ()) -> Any:
-    metadata = {"tags": list(tags)} if tags else {}
-    return new_code_cell(source, outputs=list(outputs), metadata=metadata)
-
-
-def prints(text: str, name: str = "stdout") -> Any:
-    return new_output("stream", name=name, text=text)
-
-
-def a_chapter(root: Path, *cells: Any, sections: tuple[str, ...] = SECTIONS) -> Chapter:
-    """A whole toy chapter with `cells` after its first code cell."""
-    chapter = Chapter(root, "beginner", "01_toy")
-    chapter.directory.mkdir(parents=True)
-    ignored = ("nbval-ignore-output",)
-    banner = code("from infer_lab import course  # course.banner()", prints("x\n"), tags=ignored)
-    check = 'check = course.checks("beginner/01_toy")'
-    stubs = [
-        code(
-            f"def {name}():\n    raise NotImplementedError\n\n\ncheck({name})",
-            prints(f"{name}: not attempted\n"),
-        )
-        for name in ("one", "two", "three")
-    ]
-    headings = [new_markdown_cell(f"## {i}. {text}") for i, text in enumerate(sections, 1)]
-    last = new_markdown_cell("<details></details>" * 3)
-    notebook = new_notebook(
-        cells=[new_markdown_cell(LEAD), banner, code(check), *cells, *headings, *stubs, last],
-        metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}},
-    )
-    for count, cell in enumerate((c for c in notebook.cells if c.cell_type == "code"), 1):
-        cell.execution_count = count
-    nbformat.write(notebook, chapter.notebook)
-    (chapter.directory / "checks.py").write_text(CHECKS)
-    (chapter.directory / "solutions.py").write_text("")
-    return chapter
-
-
-def test_a_chapter_in_good_form_has_no_faults(tmp_path: Path) -> None:
-    assert lint(a_chapter(tmp_path)) == []
-
-
-@pytest.mark.parametrize(
-    ("cell", "fault"),
-    [
-        (code("model.cuda()"), "names CUDA"),
-        (code("x.to(device='cuda')"), "names CUDA"),
-        (code("!pip install numpy"), "installs something"),
-        (code("%pip install numpy"), "installs something"),
-        (code("open('/home/ann/x')"), "path of one machine"),
-        (code("1", prints("C:\\Users\\ann\n")), "output holds a path of one machine"),
-        (code("1", prints("careful\n", "stderr")), "wrote to stderr"),
-        (code("1", new_output("error", ename="KeyError", evalue="")), "ended with KeyError"),
-        (code("plt.show()"), "without alt text"),
-        (code("1", new_output("display_data", data={"image/png": "AAAA"})), "without alt text"),
-        (code("1", new_output("display_data", data={"text/html": "<img src='x'>"})), "needs alt"),
-        (code("1", new_output("display_data", data={"text/html": "<img alt='x'>"})), "needs alt"),
-        (
-            code(
-                "1",
-                new_output("display_data", data={"application/vnd.jupyter.widget-view+json": {}}),
-            ),
-            "shows a widget",
-        ),
-        (code("\n".join("x = 1" for _ in range(16))), "has 16 lines; allowed: 15"),
-        (code("1", tags=("skip-me",)), "has tags ['skip-me']"),
-        (new_markdown_cell("![](figure.png)"), "an image lacks alt text"),
-        (new_markdown_cell("# Another title"), "the only heading of level 1"),
-        (code("check(four)"), "must check the exercises"),
-        (new_code_cell("1", metadata={"execution": {}}), "has metadata ['execution']"),
-        (code("'" + "x" * 600_000 + "'"), "bytes; allowed"),
-    ],
-)
-def test_the_linter_finds(tmp_path: Path, cell: Any, fault: str) -> None:
-    assert fault in "\n".join(lint(a_chapter(tmp_path, cell)))
-
-
-def test_the_linter_wants_the_sections_in_their_order(tmp_path: Path) -> None:
-    swapped = (SECTIONS[1], SECTIONS[0], *SECTIONS[2:])
-    assert "the sections must be" in "\n".join(lint(a_chapter(tmp_path / "a", sections=swapped)))
-    assert "the sections must be" in "\n".join(
-        lint(a_chapter(tmp_path / "b", sections=SECTIONS[1:]))
-    )
-
-
-def test_the_linter_wants_execution_counts_from_one_on(tmp_path: Path) -> None:
-    chapter = a_chapter(tmp_path, code("1"))
-    notebook = nbformat.read(chapter.notebook, as_version=4)
-    notebook.cells[2].execution_count = 7
-    nbformat.write(notebook, chapter.notebook)
-    assert "execution counts must be 1 to 6" in "\n".join(lint(chapter))
-
-
-def test_the_linter_names_missing_files(tmp_path: Path) -> None:
-    chapter = a_chapter(tmp_path)
-    (chapter.directory / "solutions.py").unlink()
-    assert lint(chapter) == ["solutions.py is missing"]
 
 
 # Strict runs --------------------------------------------------------------------------------------

@@ -82,6 +82,6 @@ def course_root() -> Path:
     """
     here = Path.cwd()
     for directory in (here, *here.parents, Path(__file__).resolve().parents[2]):
-        if any((directory / TRACKS[0]).glob("[0-9][0-9]_*")):
+        if any(any((directory / track).glob("[0-9][0-9]_*")) for track in TRACKS):
             return directory
-    raise ValueError(f"the course's root must hold {TRACKS[0]}/; none found above {here}")
+    raise ValueError(f"the course's root must hold {'/, '.join(TRACKS)}/; none found above {here}")
