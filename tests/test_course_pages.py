@@ -10,21 +10,28 @@ from nbformat.v4 import new_markdown_cell, new_notebook
 from toy_chapter import a_chapter
 
 from infer_lab.course import glossary, index, lesson
-from infer_lab.course.discovery import chapters, course_root
+from infer_lab.course.discovery import Chapter, chapters, course_root
 from infer_lab.course.lint.course import shared_faults
 
 ROOT = course_root()
 
 
 def faults(root: Path) -> str:
-    return "\n".join(shared_faults(root, chapters(root), indexes=True))
+    return "\n".join([*glossary.term_faults(root, chapters(root)), *shared_faults(root)])
 
 
 # The course's own -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("chapter", chapters(ROOT), ids=str)
+def test_the_glossary_defines_every_word_that_a_chapter_explains(chapter: Chapter) -> None:
+    missing = list(glossary.term_faults(ROOT, [chapter]))
+    assert not missing, "\n".join(missing)
+
+
 def test_indexes_and_glossary_say_what_the_chapters_say() -> None:
-    assert faults(ROOT) == ""
+    found = list(shared_faults(ROOT))
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("path", index.pages(ROOT), ids=lambda path: str(path.relative_to(ROOT)))
@@ -116,7 +123,7 @@ def test_a_line_becomes_an_entry_in_its_place_with_a_link_to_the_first_chapter(
 
 def test_a_term_without_an_entry_is_a_fault(tmp_path: Path) -> None:
     root = a_course(tmp_path, "A **step**.")
-    assert "beginner/01_toy: explains **step**, which GLOSSARY.md lacks" in faults(root)
+    assert "explains **step**, which GLOSSARY.md lacks" in faults(root)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +160,7 @@ def test_a_line_that_is_no_entry_is_named_and_nothing_is_lost(tmp_path: Path) ->
     with pytest.raises(ValueError, match=r"GLOSSARY.md, line \d+, must be `term: What it means.`"):
         index.write(root)
     assert (root / glossary.PAGE).read_text() == before
-    assert "somebody's note" in faults(root)
+    assert "somebody's note" in "".join(shared_faults(root))
 
 
 # The index ------------------------------------------------------------------------------------

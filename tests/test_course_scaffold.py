@@ -14,7 +14,7 @@ from toy_chapter import a_chapter
 
 from infer_lab import cli
 from infer_lab.course import index, scaffold, template
-from infer_lab.course.discovery import Chapter, chapters
+from infer_lab.course.discovery import Chapter
 from infer_lab.course.exercises import run
 from infer_lab.course.lint.course import chapter_faults, shared_faults
 from infer_lab.course.strict import strict_run
@@ -69,7 +69,7 @@ def test_the_chapter_is_written_and_its_author_told_what_to_do(
     text = "".join((tmp_path / place / name).read_text(encoding="utf-8") for name in names)
     assert "# 2 · My topic" in text and f'course.checks(\\"{place}\\")' in text
     assert "@" not in text and "mypy" not in text
-    assert list(shared_faults(tmp_path, chapters(tmp_path), indexes=True)) == []
+    assert list(shared_faults(tmp_path)) == []
 
 
 def test_a_track_may_begin_with_it(command: Any, tmp_path: Path) -> None:

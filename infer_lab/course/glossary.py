@@ -76,12 +76,12 @@ def page(text: str, chapters: Iterable[Chapter]) -> str:
 def term_faults(root: Path, chapters: Iterable[Chapter]) -> Iterator[str]:
     """Terms that these chapters explain and the page doesn't define."""
     entries = parse(read(root))
-    for chapter, terms in terms_of(chapters).items():
+    for terms in terms_of(chapters).values():
         for term in terms:
             if not any(entry.explains(term) for entry in entries):
                 yield (
-                    f"{chapter}: explains **{term}**, which {PAGE} lacks; add a line `{term}: What"
-                    " it means.` there and run `infer-lab index`, or make a word *italic* that is"
+                    f"explains **{term}**, which {PAGE} lacks; add a line `{term}: What it"
+                    " means.` there and run `infer-lab index`, or make a word *italic* that is"
                     " only stressed"
                 )
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from infer_lab.course import glossary, lesson
+from infer_lab.course import lesson
 from infer_lab.course.discovery import Chapter, chapters, course_root, find_chapter
+from infer_lab.course.glossary import page_faults, term_faults
 from infer_lab.course.index import index_faults
 from infer_lab.course.lint import lint
 from infer_lab.course.lint.exercises import answer_faults
@@ -27,13 +28,13 @@ def run(places: Iterable[str] = (), root: Path | None = None) -> int:
     named = [find_chapter(_place(place), root) for place in places]
     wrong = 0
     for chapter in named or taught:
-        faults = list(chapter_faults(chapter))
+        faults = [*chapter_faults(chapter), *_page_faults(term_faults(root, [chapter]))]
         hints = _hints(chapter)
         note = f"; {hints} hints of the template to follow and delete" if hints else ""
         print(f"{chapter}: {_count(len(faults), 'fault')}{note}", flush=True)
         wrong += _show(faults)
-    shared = list(shared_faults(root, named or taught, indexes=not named))
-    wrong += _show(shared)
+    if not named:
+        wrong += _show(list(shared_faults(root)))
     what = (
         ", ".join(map(str, named))
         or f"{_count(len(taught), 'chapter')}, the indexes and the glossary"
@@ -50,16 +51,16 @@ def chapter_faults(chapter: Chapter) -> Iterator[str]:
         yield from answer_faults(chapter)
 
 
-def shared_faults(root: Path, linted: list[Chapter], *, indexes: bool) -> Iterator[str]:
-    """Terms without a definition and, if asked, what is wrong with the glossary and the indexes.
+def shared_faults(root: Path) -> Iterator[str]:
+    """What is wrong with the glossary and the indexes."""
+    yield from _page_faults(page_faults(root, chapters(root)))
+    yield from _page_faults(index_faults(root))
 
-    A page that can't be read is a fault, too.
-    """
+
+def _page_faults(faults: Iterator[str]) -> Iterator[str]:
+    """The faults; a page or notebook that can't be read is one, too."""
     try:
-        yield from glossary.term_faults(root, linted)
-        if indexes:
-            yield from glossary.page_faults(root, chapters(root))
-            yield from index_faults(root)
+        yield from faults
     except (ValueError, OSError) as error:
         yield str(error)
 

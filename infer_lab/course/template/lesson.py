@@ -47,7 +47,7 @@ by name: results then hold from machine to machine.
 > Explain a new word where it first stands, in bold, and add it to GLOSSARY.md. A word that is only
 > stressed is *italic*.
 
-Which ids go in? Expect one for each word, since all of them are frequent.
+Which tokens go in? Expect one for each word, since all of them are frequent.
 
 %% code load
 tokenizer = Tokenizer.from_pretrained()
@@ -137,6 +137,7 @@ fig, ax = viz.figure(
     ylabel="keys and values (kB)",
 )
 ax.plot(lengths, [number / 1000 for number in measured], **viz.line(0))
+ax.set_xticks(lengths)
 ax.set_ylim(bottom=0)
 alt = "A straight line from five to seven tokens: each token adds the same number of kilobytes."
 viz.show(fig, alt=alt)
