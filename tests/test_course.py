@@ -219,7 +219,10 @@ def figure_output(alt: str, png: str) -> Any:
     return new_output("display_data", data=data)
 
 
-def test_a_strict_run_compares_all_but_pixels_and_runs_each_cell_twice(tmp_path: Path) -> None:
+def test_a_strict_run_compares_all_but_pixels_and_runs_each_cell_twice(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)  # a strict run must not spin by default
     draw = f"fig, ax = viz.figure(title='t', xlabel='x', ylabel='y')\nviz.show(fig, alt={ALT!r})"
     warn = "import sys\nprint('careful', file=sys.stderr)"
     cells = {
@@ -229,6 +232,7 @@ def test_a_strict_run_compares_all_but_pixels_and_runs_each_cell_twice(tmp_path:
         "ignored": code("print(len('abc'))", prints("4\n"), tags=("nbval-ignore-output",)),
         "moves-on": code("numbers.append(1)\nprint(numbers)", prints("[1]\n")),
         "fails-twice": code("numbers.remove(1) if len(numbers) == 2 else numbers[1]"),
+        "waits": code("import os\nprint(os.getenv('OMP_WAIT_POLICY'))", prints("PASSIVE\n")),
         "stderr": code(warn),
         "other-pixels": code(draw, figure_output(ALT, "AAAA")),
         "other-alt": code(draw, figure_output(ALT.replace("One", "Two"), "AAAA")),
