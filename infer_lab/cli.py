@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 
 from infer_lab import __version__
+from infer_lab.bench.options import add_options as add_bench_options
 from infer_lab.generate import add_options as add_generate_options
 
 Command = Callable[[argparse.Namespace], int]
@@ -69,6 +70,10 @@ def build_parser() -> argparse.ArgumentParser:
 
     command = add("generate", generate, "continue prompts, or answer them with --chat")
     add_generate_options(command)
+    _add_model_options(command)
+
+    command = add("bench", bench, "how fast it is, alone or beside another engine")
+    add_bench_options(command)
     _add_model_options(command)
 
     command = add("demo", demo, "one question answered, every step in view")
@@ -127,6 +132,13 @@ def fetch(args: argparse.Namespace) -> int:
 def generate(args: argparse.Namespace) -> int:
     """Print the model's continuation of each prompt (with --chat, its answer)."""
     from infer_lab.generate import run
+
+    return run(args)
+
+
+def bench(args: argparse.Namespace) -> int:
+    """Send a workload to the engine, beside another one if asked, and say how fast each was."""
+    from infer_lab.bench.command import run
 
     return run(args)
 

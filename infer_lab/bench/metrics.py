@@ -98,6 +98,8 @@ class Summary:
     itl: Distribution | None  # None if no answer has two tokens
     tpot: Distribution | None
     latency: Distribution | None
+    ttft_cold: Distribution | None  # of requests that found nothing cached
+    ttft_warm: Distribution | None  # of those that did
 
 
 def summarize(run: Run) -> Summary:
@@ -120,6 +122,8 @@ def summarize(run: Run) -> Summary:
         itl=Distribution.of(gap for record in records for gap in gaps(record)),
         tpot=Distribution.of(mean for mean in means if mean is not None),
         latency=Distribution.of(map(latency, records)),
+        ttft_cold=Distribution.of(ttft(each) for each in records if not each.cached_tokens),
+        ttft_warm=Distribution.of(ttft(each) for each in records if each.cached_tokens),
     )
 
 
