@@ -9,12 +9,12 @@
                 samples = sampler(logits of the rows that need a token)
                 scheduler.commit(plan, samples)             state moves only here
 
-An engine belongs to one thread. It survives bad requests: they are refused before they cost
-anything, or end with an error of their own.
+An engine belongs to one thread. Bad requests are refused, or end with an error of their own.
 """
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -29,6 +29,7 @@ from infer_lab.engine_trace import EngineStats, EngineStep, record_step
 from infer_lab.intake import Intake, Prompt
 from infer_lab.kv_memory import KVMemory, plan_kv_memory
 from infer_lab.model.load import load_model
+from infer_lab.model.packed import pack_linears
 from infer_lab.model.transformer import Transformer
 from infer_lab.request import Completion, Delta, FinishReason, Request
 from infer_lab.sampler import Sampler, SamplingParams
@@ -69,8 +70,7 @@ class Engine:
         """
         tokenizer: None for token ids in, token ids out.
         max_num_seqs, max_batch_tokens, policy, batching: see `Scheduler`.
-        max_model_len: longest prompt and output together, in tokens. None: as long as the model's
-            context and KV memory allow.
+        max_model_len: most tokens of prompt and output. None: what context and memory allow.
         block_size: tokens in a block of KV memory.
         kv_cache_bytes, num_blocks: size of KV memory, one or the other. None: see `memory`.
         prefix_caching: keep computed blocks for requests that begin alike.
@@ -119,10 +119,12 @@ class Engine:
         quantization: str | None = None,
         **options: Any,
     ) -> Engine:
-        """An engine with a model's weights and tokenizer; see `load_model` and `Engine`."""
+        """An engine with weights of its own and tokenizer; see `load_model` and `Engine`."""
+        inspect.signature(cls).bind(None, **options)  # an unknown option raises TypeError now
         if quantization is not None:
             raise ValueError(f"quantization must be None, got {quantization!r}")
         model = load_model(name_or_path, device=device, dtype=dtype)
+        pack_linears(model)  # faster on a CPU
         return cls(model, Tokenizer.from_pretrained(name_or_path), **options)
 
     @property
@@ -202,10 +204,7 @@ class Engine:
         return samples[0]
 
     def abort(self, request_id: str) -> bool:
-        """End all samples of a request; their last deltas come with the next step.
-
-        Returns False, and does no harm, when no such request is unfinished.
-        """
+        """End all samples of a request; last deltas come with the next step. False: none was."""
         group = self._groups.get(request_id)
         return group is not None and self._abort(group)
 

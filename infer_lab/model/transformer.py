@@ -171,15 +171,20 @@ class RotaryEmbedding(nn.Module):
         self.register_buffer("inv_freq", rope_frequencies(head_size, rope), persistent=False)
 
     def forward(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Positions (T,) -> cos and sin (T, 1, D/2); the 1 stands for all heads."""
+        """Positions (T,) -> cos and signed sin (T, 1, D), see `rotate`; 1 stands for all heads."""
         angles = positions[:, None, None].to(self.inv_freq.dtype) * self.inv_freq
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
+        return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate x (T, heads, D): channel i and channel i + D/2 form a pair. -> (T, heads, D)."""
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    """Rotate x (T, heads, D): channel i and channel i + D/2 form a pair. -> (T, heads, D).
+
+    The first of a pair becomes first * cos - second * sin, the second second * cos + first * sin.
+    Rolling by D/2 brings each channel's partner to its place; the minus is in `sin` already.
+    """
+    partners = x.roll(x.shape[-1] // 2, dims=-1)
+    return torch.addcmul(x * cos, partners, sin)
 
 
 def rope_frequencies(head_size: int, rope: RopeConfig) -> Tensor:
