@@ -32,11 +32,13 @@ def run(args: argparse.Namespace) -> int:
 
     Raises ValueError for bad options, OSError when another engine or a file fails.
     """
+    for name in ("json", "plot"):  # now, not when all is measured
+        file = getattr(args, name)
+        if file is not None and not Path(file).absolute().parent.is_dir():
+            raise ValueError(f"--{name} must lie in a directory that exists, got {file!r}")
     if args.growth:
         return _growth(args)
     check(args)
-    for file in filter(None, (args.json, args.plot)):  # now, not when all is measured
-        Path(file).open("a").close()
 
     import torch  # after the checks: this takes a second
 
@@ -103,7 +105,8 @@ def _settings(args: argparse.Namespace, engine: Engine) -> dict[str, Any]:
     """The options as they were understood, and what was left to the engine."""
     import torch
 
-    options = {name: value for name, value in vars(args).items() if name not in _NOT_SETTINGS}
+    given = {name: value for name, value in vars(args).items() if value is not None}
+    options = {name: value for name, value in given.items() if name not in _NOT_SETTINGS}
     return options | {
         "device": str(engine.model.device),
         "dtype": str(engine.model.dtype).removeprefix("torch."),

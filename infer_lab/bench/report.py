@@ -81,7 +81,8 @@ def table(load: LoadResult) -> str:
     lines = [f"{_title(load):<34}" + "".join(f"{head:>14}" for head in heads)]
     rows = [(name, _LABELS[name], 1.0) for name in (*RATES, "goodput")]
     for name in TIMES:
-        rows += [(f"{name}_{p}", f"{_LABELS[name]}, {p} (ms)", 1e3) for p in ("p50", "p99")]
+        if not name.endswith("_cold") or any("ttft_warm_p50" in each for each in medians):
+            rows += [(f"{name}_{p}", f"{_LABELS[name]}, {p} (ms)", 1e3) for p in ("p50", "p99")]
     for key, label, scale in rows:
         if not any(key in each for each in medians):
             continue

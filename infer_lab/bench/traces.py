@@ -136,9 +136,10 @@ def fit(
     jobs = []
     for i, row in enumerate(rows):
         input_len, output_len = _lengths(row, length_scale)
-        hashed = max(1, round(HASHED_TOKENS * length_scale))
-        runs = (token_run(hashed, vocab_size, f"{seed}/hash {each}") for each in row.hash_ids)
-        prompt = [token for run in runs for token in run][:input_len]
+        prompt: list[int] = []
+        for k, hash_id in enumerate(row.hash_ids, start=1):
+            end = min(math.floor(k * HASHED_TOKENS * length_scale), input_len)
+            prompt += token_run(end - len(prompt), vocab_size, f"{seed}/hash {hash_id}")
         prompt += token_run(input_len - len(prompt), vocab_size, f"{seed}/{i}")
         arrival = (row.arrival - rows[0].arrival) * time_scale
         jobs.append(Job(arrival, tuple(prompt), output_len))
