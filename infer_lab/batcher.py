@@ -1,6 +1,6 @@
 """From a plan to tensors: the chunks of a step laid end to end, without padding.
 
-    chunks      A: tokens 40-41     B: tokens 0-3 (prompt)      C: tokens 17-18
+    chunks      A: token 40         B: tokens 0-3 (prompt)      C: token 17
     input_ids   [ a40 |               b0  b1  b2  b3 |            c17 ]        T = 6
     positions   [  40 |                0   1   2   3 |             17 ]
     slots       where in KV memory each token's key and value go
