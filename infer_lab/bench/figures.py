@@ -43,7 +43,7 @@ def latency_figure(runs: Mapping[str, Sequence[Run]]) -> tuple[Figure, str]:
                 words.append(f"{what} in {p50:.4g} ms (p50), {p99:.4g} ms (p99)")
     speed.set_ylim(bottom=0)
     speed.set_xticks(range(1, max(map(len, runs.values())) + 1))
-    speed.legend()
+    speed.legend(frameon=False)
     return fig, f"Throughput by round, distributions of latencies. {'; '.join(words)}."
 
 
@@ -84,7 +84,7 @@ def saturation_figure(curves: Mapping[str, Sequence[LoadPoint]]) -> tuple[Figure
         )
     top = max(point.rate for points in curves.values() for point in points)
     done.plot([0, top], [0, top], color="gray", linewidth=1, zorder=0)
-    done.legend()
+    done.legend(frameon=False)
     return fig, f"Throughput and latency against offered load. {'; '.join(words)}."
 
 
@@ -108,5 +108,5 @@ def growth_figure(growths: Sequence[Growth]) -> tuple[Figure, str]:
         ax.set(xlabel=of, xscale="log", yscale="log")
         low, high = ax.get_ylim()
         ax.set_ylim(min(low, 1.0), max(high, 1_000.0))  # flat shall look flat
-        ax.legend()
+        ax.legend(frameon=False)
     return fig, f"Cost of an operation against what grows: {'; '.join(words)}."

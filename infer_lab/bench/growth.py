@@ -7,7 +7,8 @@
 
 Flat: it doesn't matter how many there are. Linear: in proportion, since each has to be looked at
 once. The exponent tells which it is: the slope of a line through the points when both axes are
-logarithmic, 0 for flat and 1 for linear.
+logarithmic, 0 for flat and 1 for linear. Of many repeats the fastest counts, as in `timeit`: what
+else the machine does can only make them slower.
 
 No model runs here: this is the bookkeeping around it, which a learner's first version often makes
 grow. One `waiting.remove(request)` is enough.
@@ -33,12 +34,13 @@ from infer_lab.sampler import Sample
 from infer_lab.sampling_params import SamplingParams
 from infer_lab.scheduler import Scheduler, StepPlan
 
+PASSES = 3  # over all sizes, so that a slow moment of the machine doesn't hit one size alone
+SLOTS = 32
 WAITING = (10, 100, 1_000, 10_000)
 RUNNING = (1, 4, 16, 64, 256)
 BLOCKS = (100, 1_000, 10_000, 100_000)
 BLOCK_SIZE = 16
 PROMPT_LEN = 64
-OUTPUT_LEN = 64
 T = TypeVar("T")
 CPU = torch.device("cpu")
 
@@ -51,7 +53,7 @@ class Growth:
     of: str  # what grows
     expected: str  # "flat" or "linear"
     sizes: tuple[int, ...]
-    seconds: tuple[float, ...]  # of one operation
+    seconds: tuple[float, ...]  # of one operation, the fastest of many
 
     @property
     def exponent(self) -> float:
@@ -67,40 +69,48 @@ def measure(
     blocks: Sequence[int] = BLOCKS,
     repeats: int = 200,
 ) -> list[Growth]:
-    """All of them; `repeats` operations at each size, of which the median counts."""
-    steps = [_with_waiting(size, repeats) for size in waiting]
-    batches = [_with_running(size, repeats) for size in running]
-    caches = [_with_blocks(size, repeats) for size in blocks]
+    """All of them, with `repeats` operations at each size in each pass."""
+    return [
+        *_grow(["schedule"], "requests waiting", "flat", waiting, repeats, _with_waiting),
+        *_grow(["pack", "commit"], "requests running", "linear", running, repeats, _with_running),
+        *_grow(["match", "evict"], "cached blocks", "flat", blocks, repeats, _with_blocks),
+    ]
+
+
+def _grow(
+    operations: Sequence[str],
+    of: str,
+    expected: str,
+    sizes: Sequence[int],
+    repeats: int,
+    costs_at: Callable[[int, int], tuple[float, ...]],
+) -> list[Growth]:
+    passes = [[costs_at(size, repeats) for size in sizes] for _ in range(PASSES)]
     found = []
-    for operation, of, expected, sizes, costs in (
-        ("schedule", "requests waiting", "flat", waiting, steps),
-        ("pack", "requests running", "linear", running, [first for first, _ in batches]),
-        ("commit", "requests running", "linear", running, [second for _, second in batches]),
-        ("match", "cached blocks", "flat", blocks, [first for first, _ in caches]),
-        ("evict", "cached blocks", "flat", blocks, [second for _, second in caches]),
-    ):
-        found.append(Growth(operation, of, expected, tuple(sizes), tuple(costs)))
+    for i, operation in enumerate(operations):
+        costs = zip(*([each[i] for each in one] for one in passes), strict=True)
+        seconds = tuple(map(min, costs))
+        found.append(Growth(operation, of, expected, tuple(sizes), seconds))
     return found
 
 
-def _with_waiting(size: int, repeats: int) -> float:
-    """Seconds of `schedule` when `size` requests wait behind 32 that run.
+def _with_waiting(size: int, repeats: int) -> tuple[float]:
+    """Seconds of `schedule` when `size` requests wait behind SLOTS that run.
 
-    The 32 end one by one, and each time one of the waiting takes the place and a new one joins: a
-    step that admits is as cheap as one that does not.
+    In each step one ends, the first of those that wait is admitted, and another joins them.
     """
-    scheduler = Scheduler(BlockAllocator(1_000, BLOCK_SIZE), max_num_seqs=32)
-    for i in range(32 + size):
-        scheduler.add(_request(i, output_len=2 * (i + 1) if i < 32 else OUTPUT_LEN))
-    costs, arrived = [], 32 + size
+    scheduler = Scheduler(BlockAllocator(1_000, BLOCK_SIZE), max_num_seqs=SLOTS)
+    for i in range(SLOTS + size):
+        scheduler.add(_request(i, output_len=min(i + 1, SLOTS)))
+    costs, arrived = [], SLOTS + size
     for _ in range(repeats):
         cost, plan = _timed(scheduler.schedule)
         costs.append(cost)
         for request in _commit(scheduler, plan):
             if request.is_finished:
-                scheduler.add(_request(arrived))
+                scheduler.add(_request(arrived, output_len=SLOTS))
                 arrived += 1
-    return statistics.median(costs)
+    return (min(costs),)
 
 
 def _with_running(size: int, repeats: int) -> tuple[float, float]:
@@ -116,7 +126,7 @@ def _with_running(size: int, repeats: int) -> tuple[float, float]:
         plan = scheduler.schedule()
         packs.append(_timed(partial(pack, plan, allocator, CPU))[0])
         commits.append(_timed(partial(_commit, scheduler, plan))[0])
-    return statistics.median(packs), statistics.median(commits)
+    return min(packs), min(commits)
 
 
 def _with_blocks(size: int, repeats: int) -> tuple[float, float]:
@@ -137,7 +147,7 @@ def _with_blocks(size: int, repeats: int) -> tuple[float, float]:
         cost, _ = _timed(partial(allocator.reserve, request, PROMPT_LEN))
         evictions.append(cost / per_request)
         _finish(allocator, request)
-    return statistics.median(matches), statistics.median(evictions)
+    return min(matches), min(evictions)
 
 
 def _compute(allocator: PrefixCachingAllocator, request: Request) -> None:
@@ -156,7 +166,7 @@ def _commit(scheduler: Scheduler, plan: StepPlan) -> list[Request]:
     return scheduler.commit(plan, [Sample(1) for chunk in plan.chunks if chunk.samples])
 
 
-def _request(number: int, *, output_len: int = OUTPUT_LEN, extra: int = 0) -> Request:
+def _request(number: int, *, output_len: int = 1, extra: int = 0) -> Request:
     """A request whose prompt no other number has. extra: tokens behind the prompt."""
     prompt = (number,) * (PROMPT_LEN + extra)
     return Request(f"{number}", prompt, SamplingParams(max_tokens=output_len, ignore_eos=True))
