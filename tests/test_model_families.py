@@ -183,6 +183,55 @@ def test_a_window_that_is_switched_off_is_no_window() -> None:
     assert ModelConfig.from_dict(config_dict(**changes)).architecture == "qwen2"
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"num_attention_heads": 0},
+        {"num_key_value_heads": "2"},
+        {"num_key_value_heads": 2.0},
+        {"head_dim": "x"},
+        {"max_position_embeddings": 1e9},
+        {"rope_scaling": [1]},
+        {"rope_parameters": {"rope_type": "linear", "factor": 0}},
+        {"rope_parameters": {"rope_type": "linear", "factor": None}},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": "x"}},
+        {"rope_theta": -1},
+        {"rope_theta": float("inf")},
+        {"rms_norm_eps": "x"},
+        {"rms_norm_eps": float("nan")},
+        {"rms_norm_eps": -1},
+        {"eos_token_id": {"a": 1}},
+        {"eos_token_id": ["a"]},
+        {"eos_token_id": [None]},
+        {"eos_token_id": 1.5},
+        {"quantization_config": "x"},
+        {"layer_types": 5},
+        {"sliding_window": "x"},
+    ],
+    ids=str,
+)
+def test_nonsense_in_a_config_is_a_clear_error(changes: dict[str, Any]) -> None:
+    (name,) = changes
+    name = {"num_attention_heads": "num_heads"}.get(name, name)
+    with pytest.raises(ValueError, match=f"{name}|factor|rope_theta"):
+        ModelConfig.from_dict(config_dict(**changes))
+
+
+def test_a_config_nested_without_end_is_a_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("[" * 100_000)
+    with pytest.raises(ValueError, match="cannot be read as JSON"):
+        ModelConfig.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("file", [5, ["x"], None])
+def test_an_index_names_files_by_text(file: Any, tmp_path: Path) -> None:
+    save_random(LlamaConfig(**SIZES), tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": file}}))
+    with pytest.raises(ValueError, match="weight_map from tensors to file names"):
+        load_model(tmp_path, dtype="float32")
+
+
 def test_damaged_directories_are_refused(tmp_path: Path) -> None:
     save_random(LlamaConfig(**SIZES), tmp_path)
     weights = tmp_path / "model.safetensors"

@@ -14,6 +14,7 @@ use, quantized weights) is refused by name: computing it as if it were llama wou
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,9 @@ class RopeConfig:
     def from_dict(cls, config: dict[str, Any]) -> RopeConfig:
         """Read `rope_parameters` (transformers 5) or `rope_theta` with `rope_scaling` (before)."""
         rope = dict(config.get("rope_scaling") or {}) | dict(config.get("rope_parameters") or {})
+        for name in _ROPE_NUMBERS & rope.keys():
+            if rope[name] is not None:
+                _check_number(rope, name)
         kind = rope.get("rope_type", rope.get("type", "default"))
         if kind not in ROPE_TYPES:
             raise ValueError(f"rope_type {kind!r} is not supported; allowed: {_names(ROPE_TYPES)}")
@@ -50,7 +54,7 @@ class RopeConfig:
         theta = float(rope.get("rope_theta", config.get("rope_theta")) or 10000.0)
         if kind == "default":
             return cls(theta=theta)
-        if "factor" not in rope:
+        if rope.get("factor") is None:
             raise ValueError(f"rope_type {kind!r} needs a factor, got {rope}")
         if kind == "linear":
             return cls(theta=theta, kind=kind, factor=float(rope["factor"]))
@@ -126,6 +130,7 @@ class ModelConfig:
             raise ValueError(
                 f"model_type {architecture!r} is not supported; allowed: {_names(ARCHITECTURES)}"
             )
+        _check_kinds(config)
         _refuse_unsupported(config, architecture)
         num_heads = _require(config, "num_attention_heads")
         hidden_size = _require(config, "hidden_size")
@@ -138,9 +143,9 @@ class ModelConfig:
             num_layers=_require(config, "num_hidden_layers"),
             num_heads=num_heads,
             num_kv_heads=config.get("num_key_value_heads") or num_heads,
-            head_size=config.get("head_dim") or hidden_size // num_heads,
+            head_size=config.get("head_dim") or hidden_size // max(num_heads, 1),
             max_position_embeddings=config.get("max_position_embeddings") or 2048,
-            rms_norm_eps=config.get("rms_norm_eps", 1e-6),
+            rms_norm_eps=config.get("rms_norm_eps") or 1e-6,
             rope=RopeConfig.from_dict(config),
             tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=architecture == "qwen2" or (architecture != "mistral" and attention_bias),
@@ -155,9 +160,10 @@ class ModelConfig:
 def eos_ids(config: dict[str, Any] | None) -> tuple[int, ...]:
     """The end-of-sequence ids of a config, which may hold one number, a list or none."""
     value = (config or {}).get("eos_token_id")
-    if value is None:
-        return ()
-    return tuple(value) if isinstance(value, list) else (int(value),)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(each, int) and not isinstance(each, bool) for each in ids):
+        raise ValueError(f"eos_token_id must be a token id or a list of them, got {value!r}")
+    return tuple(ids)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -166,11 +172,42 @@ def read_json(path: Path) -> dict[str, Any]:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist; is {path.parent} a model directory?") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{path} must hold a JSON object, got {type(value).__name__}")
     return value
+
+
+# What a config may leave out (or set to null), and what it must be if it is there.
+_OPTIONAL_SIZES = ("num_key_value_heads", "head_dim", "max_position_embeddings", "sliding_window")
+_ROPE_NUMBERS = {
+    "rope_theta", "factor", "low_freq_factor", "high_freq_factor",
+    "original_max_position_embeddings",
+}  # fmt: skip
+_CONTAINERS = {
+    "rope_scaling": dict, "rope_parameters": dict, "quantization_config": dict, "layer_types": list,
+}  # fmt: skip
+
+
+def _check_kinds(config: dict[str, Any]) -> None:
+    for name in _OPTIONAL_SIZES:
+        if config.get(name) is not None:
+            _require(config, name)
+    for name in ("rms_norm_eps", "rope_theta"):
+        if config.get(name) is not None:
+            _check_number(config, name)
+    for name, kind in _CONTAINERS.items():
+        value = config.get(name)
+        if value is not None and not isinstance(value, kind):
+            raise ValueError(f"{name} must be a {kind.__name__}, got {value!r}")
+
+
+def _check_number(config: dict[str, Any], name: str) -> None:
+    value = config[name]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not (is_number and 0 < value < math.inf):
+        raise ValueError(f"{name} must be a number > 0, got {value!r}")
 
 
 def _refuse_unsupported(config: dict[str, Any], architecture: str) -> None:

@@ -127,8 +127,10 @@ def _safetensors(directory: Path) -> Iterator[tuple[str, Tensor]]:
     index = directory / "model.safetensors.index.json"
     if index.is_file():
         weight_map = read_json(index).get("weight_map")
-        if not isinstance(weight_map, dict):
-            raise ValueError(f"{index} must hold a weight_map")
+        if not isinstance(weight_map, dict) or not all(
+            isinstance(file, str) for file in weight_map.values()
+        ):
+            raise ValueError(f"{index} must hold a weight_map from tensors to file names")
         files = sorted(set(weight_map.values()))
     else:
         files = ["model.safetensors"]
