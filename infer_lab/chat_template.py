@@ -22,6 +22,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 Message = dict[str, str]  # {"role": "user", "content": "..."}
 MAX_TEXT = 4_000_000  # characters of the whole chat, and of one product
+MAX_INDENT = 16
+_PADDING = {"format", "format_map", "center", "ljust", "rjust", "zfill", "expandtabs"}
 MAX_RANGE = 100_000  # numbers from all ranges of one rendering
 
 
@@ -78,7 +80,16 @@ def _check_messages(messages: Sequence[Message]) -> None:
 class _Sandbox(ImmutableSandboxedEnvironment):
     """Jinja's sandbox, with products and powers watched, and no second chance."""
 
-    intercepted_binops = frozenset({"*", "**"})
+    intercepted_binops = frozenset({"*", "**", "%"})
+
+    def wrap_str_format(self, value: Any) -> None:
+        """No exception for `str.format`, which Jinja would allow."""
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Not the methods of str that pad to any width: they would build it before we can look."""
+        if isinstance(obj, str) and attr in _PADDING:
+            return False
+        return super().is_safe_attribute(obj, attr, value)
 
     def unsafe_undefined(self, obj: Any, attribute: str) -> NoReturn:
         """Refuse at once; Jinja would go on with an empty value."""
@@ -89,6 +100,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
         for x, y in ((left, right), (right, left)):
             if isinstance(x, str | list | tuple) and isinstance(y, int) and len(x) * y > MAX_TEXT:
                 raise TemplateError(f"a product is longer than {MAX_TEXT}")
+        if operator == "%" and isinstance(left, str):
+            raise TemplateError("formatting with % is not allowed")
         if operator == "**" and (abs(left) > 2**32 or abs(right) > 64):
             raise TemplateError(f"the power {left} ** {right} is too large")
         return super().call_binop(context, operator, left, right)
@@ -113,13 +126,19 @@ def _refuse(message: str) -> NoReturn:
     raise TemplateError(message)
 
 
+def _to_json(value: Any, indent: int | None = None) -> str:
+    if indent is not None and not (isinstance(indent, int) and 0 <= indent <= MAX_INDENT):
+        raise TemplateError(f"tojson's indent must be 0 to {MAX_INDENT}, got {indent!r}")
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
 def _environment() -> _Sandbox:
     environment = _Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
     )
-    environment.filters["tojson"] = lambda value, indent=None: json.dumps(
-        value, ensure_ascii=False, indent=indent
-    )
+    environment.filters["tojson"] = _to_json
+    for name in ("format", "center", "indent", "wordwrap"):  # make text of any width
+        del environment.filters[name]
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
     del environment.globals["lipsum"]  # makes text of any length

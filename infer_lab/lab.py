@@ -55,6 +55,7 @@ def serve(
             stdin=subprocess.DEVNULL,
             stdout=None if verbose else log,
             stderr=None if verbose else subprocess.STDOUT,
+            env=os.environ | {"JUPYTER_CONFIG_PATH": _config_path()},
             **_OWN_GROUP,
         )
         previous = {number: signal.signal(number, _interrupt) for number in _ENDINGS}
@@ -82,7 +83,13 @@ def _locate(notebook: str | Path | None) -> tuple[Path, str]:
     if path.is_dir():
         path = path / f"{path.name}.ipynb"
     if not path.is_file():
-        raise ValueError(f"notebook must be a file, got {str(path)!r}, which does not exist")
+        known = {chapter.name: chapter.notebook for chapter in chapters(root)}
+        if str(notebook) not in known:
+            places = ", ".join(map(str, chapters(root)))
+            raise ValueError(
+                f"notebook must be a file or a chapter ({places}), got {str(notebook)!r}"
+            )
+        path = known[str(notebook)]
     root = root if path.is_relative_to(root) else path.parent
     return root, path.relative_to(root).as_posix()
 
@@ -99,6 +106,12 @@ def _command(root: Path, ip: str, port: int | None) -> list[str]:
     if hasattr(os, "geteuid") and os.geteuid() == 0:
         options += ["--allow-root"]  # Jupyter refuses root, the only user of many containers
     return [sys.executable, "-m", "jupyterlab", *options]
+
+
+def _config_path() -> str:
+    """Where Jupyter looks for settings: also at ours, which keep it from asking about news."""
+    ours = str(Path(__file__).with_name("jupyter"))
+    return os.pathsep.join(filter(None, (os.environ.get("JUPYTER_CONFIG_PATH"), ours)))
 
 
 def _wait_until_it_answers(child: subprocess.Popen[bytes], log: IO[str]) -> dict[str, Any]:

@@ -60,6 +60,7 @@ def test_the_help_is_there_without_loading_torch():
         (["generate", "a", "--device", "abacus"], "device must be"),
         (["fetch", "/no/such/model"], "name_or_path must be"),
         (["lab", "/no/such/notebook.ipynb"], "notebook must be"),
+        (["lab", "beginner/99"], "beginner/02_sampling"),
     ],
 )
 def test_an_error_of_the_user_is_one_line_and_status_2(command, arguments, message):

@@ -57,7 +57,7 @@ def test_a_wrong_answer_gets_its_first_counterexample_in_each_property() -> None
     report = run(DOUBLE, adds_three)
     assert report.status == "failed"
     assert "adds_three(4): expected 8, got 7" in str(report)
-    assert "2 of 2 entries differ, the first at [0]: expected 2, got 4" in str(report)
+    assert "2 of 2 entries differ, the first at [0]: expected 2.0, got 4.0" in str(report)
 
 
 def test_an_answer_that_raises_is_a_counterexample_and_the_rest_is_still_tried() -> None:
@@ -95,6 +95,11 @@ def test_a_stub_is_not_attempted(unfinished: Any) -> None:
 )
 def test_almost_right_is_wrong(almost: Any) -> None:
     assert run(DOUBLE, almost).status == "failed"
+
+
+def test_a_float_where_a_whole_number_is_due_looks_like_one() -> None:
+    report = run(DOUBLE, lambda x: float(2 * x) if isinstance(x, int) else 2 * x)
+    assert "expected 6, got 6.0" in str(report)
 
 
 def test_check_finds_the_exercise_by_the_functions_name(capsys: pytest.CaptureFixture[str]) -> None:

@@ -265,6 +265,10 @@ def with_template(template: str | None) -> Tokenizer:
     return Tokenizer(raw, chat_template=template, named_tokens={"eos_token": "<|end|>"})
 
 
+def test_a_template_may_indent_json() -> None:
+    assert with_template("{{ [1] | tojson(indent=4) }}").apply_chat_template(HI) == "[\n    1\n]"
+
+
 def test_a_template_writes_the_chat() -> None:
     template = """{% for m in messages %}
     {%- if loop.first and m['role'] != 'system' %}{{ 'be good\n' }}{% endif %}
@@ -312,6 +316,14 @@ ATTACKS = {
     "a missing name": "{{ nothing.at.all }}",
     "its own refusal": "{{ raise_exception('roles must alternate') }}",
     "bad syntax": "{% for %}",
+    "a wide indent": "{{ [1, 2] | tojson(indent=10**9) }}",
+    "a wide format filter": "{{ '%999999999d' | format(1) }}",
+    "a wide format method": "{{ '{:>999999999}'.format(1) }}",
+    "a wide format operator": "{{ '%999999999d' % 1 }}",
+    "padding": "{{ 'a'.ljust(10**9) }}",
+    "zeros in front": "{{ 'a'.zfill(10**9) }}",
+    "wide tabs": "{{ '\\t'.expandtabs(10**9) }}",
+    "a centred word": "{{ 'x' | center(10**9) }}",
 }
 
 

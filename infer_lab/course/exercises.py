@@ -213,6 +213,7 @@ def describe(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"tensor of shape {tuple(value.shape)}"
     if isinstance(value, float):
-        return f"{value:.5g}"
+        text = f"{value:.5g}"
+        return f"{text}.0" if text.lstrip("-").isdigit() else text  # 1.0 is not 1
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -49,8 +49,16 @@ def exercise_faults(notebook: Any, chapter: Chapter) -> Iterator[str]:
 def _solution_faults(exercise: Exercise, solution: Any) -> Iterator[str]:
     if not callable(solution):
         yield f"solutions.py must define {exercise.name}, the solution of that exercise"
-    elif "#" not in inspect.getsource(solution):
+    elif "#" not in _source(solution):
         yield f"the solution of {exercise.name} must give its reasons; add comments"
+
+
+def _source(solution: Any) -> str:
+    """The source of a function or class; Python finds a class's by its module, which is private."""
+    if isinstance(solution, type):
+        methods = [each for each in vars(solution).values() if inspect.isfunction(each)]
+        return "".join(map(inspect.getsource, methods))
+    return inspect.getsource(solution)
 
 
 def _stub_faults(exercise: Exercise, code: list[Any], executed: bool) -> Iterator[str]:
