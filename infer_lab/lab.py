@@ -110,7 +110,7 @@ def _command(root: Path, ip: str, port: int | None) -> list[str]:
 
 def _config_path() -> str:
     """Where Jupyter looks for settings: also at ours, which keep it from asking about news."""
-    ours = str(Path(__file__).with_name("jupyter"))
+    ours = str(Path(__file__).parent / "course" / "jupyter")
     return os.pathsep.join(filter(None, (os.environ.get("JUPYTER_CONFIG_PATH"), ours)))
 
 
