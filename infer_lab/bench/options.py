@@ -42,7 +42,7 @@ WORKLOADS = {
         {"num_prompts": 16, "prefix_len": 512, "suffix_len": 32, "output_len": 32, "rate": None},
     ),
     "ragged": Workload(
-        ragged, {"num_prompts": 64, "input_len": 64, "output_lens": (8, 256), "rate": [8.0]}
+        ragged, {"num_prompts": 32, "input_len": 64, "output_lens": (8, 256), "rate": [8.0]}
     ),
     "trace": Workload(
         _trace, {"trace": None, "num_prompts": None, "time_scale": 1.0, "length_scale": None}

@@ -69,7 +69,8 @@ class Peer:
         self.name = name
         model = model_file(model) if name == "llama.cpp" else model_directory(model, name)
         python = sys.executable if python is None else python
-        environment = _settings(threads) | os.environ | {"OMP_NUM_THREADS": str(threads)}
+        environment = _settings(Path(python), threads) | os.environ
+        environment.pop("OMP_NUM_THREADS", None)  # each engine is told by its own means
         self._stderr = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115
         try:
             self._process = subprocess.Popen(
@@ -171,13 +172,15 @@ def model_file(path: Path) -> Path:
     )
 
 
-def _settings(threads: int) -> dict[str, str]:
-    """How engines are kept to what the comparison gives them, unless the user has set it."""
+def _settings(python: Path, threads: int) -> dict[str, str]:
+    """What engines need to be at their best with what they are given; users' settings go first."""
     cpus = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-    return {
+    settings = {
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_LOGGING_LEVEL": "WARNING",
         "VLLM_CPU_KVCACHE_SPACE": "2",  # GiB, as much as ours takes at most
-        # vLLM by itself leaves one core idle, which is half of two.
+        # By itself it leaves one core idle, which is half of two.
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus[:threads])) or "nobind",
     }
+    openmp = python.absolute().parent.parent / "lib" / "libiomp5.so"  # vLLM for CPU wants Intel's
+    return settings | ({"LD_PRELOAD": str(openmp)} if openmp.is_file() else {})

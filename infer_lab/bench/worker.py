@@ -102,11 +102,14 @@ class Transformers:
 
     packages = ("transformers", "torch")
 
-    def __init__(self, model: str, dtype: str, device: str, max_num_seqs: int, **_: Any) -> None:
+    def __init__(
+        self, model: str, dtype: str, device: str, threads: int, max_num_seqs: int, **_: Any
+    ) -> None:
         import torch
         from transformers import AutoModelForCausalLM
 
         self.torch = torch
+        torch.set_num_threads(threads)
         loaded: Any = AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype))
         self.model: Any = loaded.to(device).eval()
         self.model.generation_config.eos_token_id = None  # go on after it
