@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _SAMPLING = {
     "max_tokens": (int, "N", "at most so many new tokens"),
     "min_tokens": (int, "N", "no end before so many"),
-    "temperature": (float, "T", "0: always the likeliest token"),
+    "temperature": (float, "T", "0: the likeliest token; default: 0, but 1 with --n, --seed ..."),
     "top_p": (float, "P", "only the likeliest tokens that make up P"),
     "top_k": (int, "K", "only the K likeliest tokens; 0: all"),
     "min_p": (float, "P", "only tokens with P times the likeliest's probability"),
@@ -28,7 +28,8 @@ _SAMPLING = {
     "n": (int, "N", "samples of each prompt"),
     "logprobs": (int, "K", "also print each token's log-probability and the K likeliest"),
 }
-_DEFAULTS = {"max_tokens": 64, "temperature": 0.0}  # where they are not SamplingParams' own
+_DEFAULTS = {"max_tokens": 64, "temperature": None}  # where they are not SamplingParams' own
+_DRAWS = ("n", "seed", "top_p", "top_k", "min_p")  # mean nothing where nothing is drawn
 
 
 def add_options(command: argparse.ArgumentParser) -> None:
@@ -58,6 +59,10 @@ def run(args: argparse.Namespace) -> int:
 
     Raises ValueError for an option out of range.
     """
+    if args.temperature is None:
+        own = SamplingParams()
+        draws = any(getattr(args, name) != getattr(own, name) for name in _DRAWS)
+        args.temperature = 1.0 if draws else 0.0
     params = SamplingParams(
         stop=args.stop,
         stop_token_ids=args.stop_token_id,

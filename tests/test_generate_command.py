@@ -40,6 +40,13 @@ def test_a_seed_gives_the_same_samples_again(run: Run) -> None:
     assert len({text.split("\n", 1)[1] for text in texts}) == 3
 
 
+@pytest.mark.parametrize("option", [("--n", "2"), ("--seed", "3"), ("--top-p", "0.99")])
+def test_asking_for_a_draw_is_enough_to_get_one(option: tuple[str, str], run: Run) -> None:
+    words = ("Once upon a time", "--max-tokens", "12")
+    assert run(*words, *option) != run(*words)
+    assert run(*words, *option, "--temperature", "0").count(run(*words).strip()) >= 1
+
+
 def test_several_prompts_are_answered_in_their_order(run: Run) -> None:
     both = run(FRANCE, "1, 2, 3, 4,", "--max-tokens", "4")
     assert both.index("prompt 1") < both.index("Paris") < both.index("prompt 2") < both.index(" 5")
