@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from naive import GREEDY, naive
@@ -108,7 +109,7 @@ def test_end_tokens_do_not_shorten_an_answer() -> None:
     model = random_model()
     prompt = tuple(range(1, 9))
     ends = tuple(naive(model, prompt, GREEDY))
-    object.__setattr__(model.config, "eos_token_ids", ends)
+    model.config = replace(model.config, eos_token_ids=ends)
     run = closed_loop(Engine(model, num_blocks=16), [Job(0.0, prompt, GREEDY.max_tokens)])
     assert run.records[0].token_ids == ends
 
