@@ -108,13 +108,23 @@ def test_hits_in_the_prefix_cache_have_a_row(bench: Run) -> None:
     assert "greedy answers are equal" in output
 
 
+def test_a_breakdown_follows_the_table(bench: Run, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    output = bench(*SMALL, "--breakdown", "--json", str(file))
+    assert "ms a step" in output and "pack, hand out" in output
+    assert json.loads(file.read_text(encoding="utf-8"))["breakdown"]["steps"] == 4
+
+
 def test_ragged_work_and_traces_run(bench: Run, tmp_path: Path) -> None:
     ragged = ("--workload", "ragged", "--output-lens", "2", "9", "--rate", "500")
     assert "output tokens/s" in bench(*ragged, "--num-prompts", "5", "--repeats", "1")
     for name, content in (("a.csv", AZURE), ("m.jsonl", MOONCAKE)):
         file = write(tmp_path / name, content)
         trace = ("--workload", "trace", "--trace", str(file), "--time-scale", "0.01")
-        assert "output tokens/s" in bench(*trace, "--repeats", "1")
+        result = tmp_path / "bench.json"
+        assert "output tokens/s" in bench(*trace, "--repeats", "1", "--json", str(result))
+        settings = json.loads(result.read_text(encoding="utf-8"))["settings"]
+        assert 0 < settings["length_scale"] < 1  # they are longer than the context
 
 
 @pytest.mark.parametrize(

@@ -10,9 +10,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from infer_lab.bench.breakdown import watch
 from infer_lab.bench.compare import Contestant, Load, Ours, take_turns
 from infer_lab.bench.metrics import Objective
-from infer_lab.bench.options import PEERS, VARIANTS, check, is_open, job_maker
+from infer_lab.bench.options import (
+    PEERS,
+    VARIANTS,
+    check,
+    is_open,
+    job_maker,
+    settle_length_scale,
+)
 from infer_lab.bench.report import (
     LoadResult,
     agreement_in_words,
@@ -55,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
         max_num_seqs=args.max_num_seqs,
         max_batch_tokens=args.max_batch_tokens,
     )
+    settle_length_scale(args, engine.max_model_len)
+    rounds = _Rounds(args, engine)
     versions: dict[str, Any] = {"infer_lab": machine.versions()}
     header = {
         "created": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -70,11 +80,16 @@ def run(args: argparse.Namespace) -> int:
             contestants.append(peer)
         elif args.vs in VARIANTS:
             contestants.append(Ours(_variant(args, engine), args.vs))
-        loads = _measure(args, engine, contestants)
+        loads = rounds.run(contestants)
     for load in loads:
         print(table(load))
         if load.agreement is not None:
             print(f"\n{agreement_in_words(load.agreement)}")
+    if args.breakdown:
+        with watch(engine) as found:
+            rounds.one_more(Ours(engine))
+        header["breakdown"] = asdict(found)
+        print(f"\n{found.table()}")
     if args.json is not None:
         Path(args.json).write_text(to_json(document(loads, header)) + "\n", encoding="utf-8")
         print(f"wrote {args.json}")
@@ -116,7 +131,7 @@ def _settings(args: argparse.Namespace, engine: Engine) -> dict[str, Any]:
     }
 
 
-_NOT_SETTINGS = ("run", "traceback", "json", "plot", "growth")
+_NOT_SETTINGS = ("run", "traceback", "json", "plot", "growth", "breakdown")
 
 
 def _peer(args: argparse.Namespace, engine: Engine) -> Any:
@@ -136,30 +151,41 @@ def _variant(args: argparse.Namespace, engine: Engine) -> Engine:
     return Engine(engine.model, engine.tokenizer, **sizes, **VARIANTS[args.vs])
 
 
-def _measure(
-    args: argparse.Namespace, engine: Engine, contestants: Sequence[Contestant]
-) -> list[LoadResult]:
-    """Each load with all engines in turn, under one progress bar."""
-    from tqdm import tqdm
+class _Rounds:
+    """The loads that the options ask for."""
 
-    rates: Sequence[float | None] = args.rate or [None]
-    sizes = (engine.model.config.vocab_size, engine.max_model_len)
-    makers = [job_maker(args, rate, *sizes) for rate in rates]
-    tokens = 0
-    for number in range(1, args.repeats + 1):
-        jobs = makers[0](f"round-{number}")
-        check_fits(jobs, engine.max_model_len)
-        tokens += sum(job.output_len for job in jobs)
-    load = Load(is_open(args), args.concurrency)
-    # Other weights give other numbers, and llama.cpp has an arithmetic of its own.
-    comparable = args.quantization is None and args.vs != "llama.cpp"
-    loads = []
-    total = tokens * len(contestants) * len(rates)
-    with tqdm(total=total, unit=" tokens", disable=None, leave=False) as bar:
-        for rate, make in zip(rates, makers, strict=True):
-            runs = take_turns(contestants, make, args.repeats, load, bar.update)
-            loads.append(LoadResult(rate, runs, comparable, _objective(args)))
-    return loads
+    def __init__(self, args: argparse.Namespace, engine: Engine) -> None:
+        """Raises ValueError if a request is too long for the engine."""
+        self.args = args
+        self.load = Load(is_open(args), args.concurrency)
+        self.rates: Sequence[float | None] = args.rate or [None]
+        sizes = (engine.model.config.vocab_size, engine.max_model_len)
+        self.makers = [job_maker(args, rate, *sizes) for rate in self.rates]
+        self.tokens = 0  # of one engine, at one rate
+        for number in range(1, args.repeats + 1):
+            jobs = self.makers[0](f"round-{number}")
+            check_fits(jobs, engine.max_model_len)
+            self.tokens += sum(job.output_len for job in jobs)
+
+    def run(self, contestants: Sequence[Contestant]) -> list[LoadResult]:
+        """Each load with all engines in turn, under one progress bar."""
+        from tqdm import tqdm
+
+        args = self.args
+        # Other weights give other numbers, and llama.cpp has an arithmetic of its own.
+        same_numbers = args.quantization is None and args.vs != "llama.cpp"
+        comparable = same_numbers or args.vs in VARIANTS
+        loads = []
+        total = self.tokens * len(contestants) * len(self.rates)
+        with tqdm(total=total, unit=" tokens", disable=None, leave=False) as bar:
+            for rate, make in zip(self.rates, self.makers, strict=True):
+                runs = take_turns(contestants, make, args.repeats, self.load, bar.update)
+                loads.append(LoadResult(rate, runs, comparable, _objective(args)))
+        return loads
+
+    def one_more(self, contestant: Contestant) -> None:
+        """The first load once again, for one engine alone."""
+        contestant.run(self.makers[0]("one more"), self.load)
 
 
 def _objective(args: argparse.Namespace) -> Objective | None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from infer_lab.bench.growth import Growth
 from infer_lab.bench.metrics import LoadPoint, gaps, percentile, summarize, ttft
@@ -28,10 +29,11 @@ def latency_figure(runs: Mapping[str, Sequence[Run]]) -> tuple[Figure, str]:
         panel_size=(3.8, 3.2), share=False,
     )  # fmt: skip
     speed.set(xlabel="round", ylabel="output tokens per second")
-    words = []
+    words, fastest = [], 0.0
     for i, (name, rounds) in enumerate(runs.items()):
         rates = [summarize(run).output_tokens_per_s for run in rounds]
         records = [record for run in rounds for record in run.records]
+        fastest = max(fastest, *rates)
         speed.plot(range(1, len(rates) + 1), rates, label=name, **line(i))
         words.append(f"{name}: {min(rates):.0f} to {max(rates):.0f} output tokens/s")
         samples = {"first token": [ttft(record) for record in records],
@@ -41,7 +43,7 @@ def latency_figure(runs: Mapping[str, Sequence[Run]]) -> tuple[Figure, str]:
                 _distribution(ax, values, i, name)
                 p50, p99 = (1e3 * percentile(values, percent) for percent in (50, 99))
                 words.append(f"{what} in {p50:.4g} ms (p50), {p99:.4g} ms (p99)")
-    speed.set_ylim(bottom=0)
+    speed.set_ylim(0, 1.3 * fastest)  # room for the legend
     speed.set_xticks(range(1, max(map(len, runs.values())) + 1))
     speed.legend(frameon=False)
     return fig, f"Throughput by round, distributions of latencies. {'; '.join(words)}."
@@ -54,6 +56,9 @@ def _distribution(ax: Axes, values: Sequence[float], i: int, name: str) -> None:
     ax.step(ordered, shares, where="post", label=name, **line(i, marker=""))
     if ordered[0] > 0 and ordered[-1] > 10 * ordered[0]:
         ax.set_xscale("log")
+        ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.xaxis.set_minor_formatter(NullFormatter())
 
 
 def saturation_figure(curves: Mapping[str, Sequence[LoadPoint]]) -> tuple[Figure, str]:
@@ -67,10 +72,11 @@ def saturation_figure(curves: Mapping[str, Sequence[LoadPoint]]) -> tuple[Figure
         share=False,
     )  # fmt: skip
     wait.set(ylabel="time (s)", yscale="log")
-    words = []
+    words, most = [], 0.0
     for i, (name, points) in enumerate(curves.items()):
         rates = [point.rate for point in points]
         answered = [point.summary.requests_per_s for point in points]
+        most = max(most, *answered)
         waits = [point.summary.ttft.p99 if point.summary.ttft else math.nan for point in points]
         done.plot(rates, answered, label=name, **line(2 * i))
         if any(point.goodput != each for point, each in zip(points, answered, strict=True)):
@@ -84,6 +90,7 @@ def saturation_figure(curves: Mapping[str, Sequence[LoadPoint]]) -> tuple[Figure
         )
     top = max(point.rate for points in curves.values() for point in points)
     done.plot([0, top], [0, top], color="gray", linewidth=1, zorder=0)
+    done.set_ylim(0, 1.6 * most)
     done.legend(frameon=False)
     return fig, f"Throughput and latency against offered load. {'; '.join(words)}."
 

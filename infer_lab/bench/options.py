@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from infer_lab.bench.traces import fit, read_trace
+from infer_lab.bench.traces import fit, fitting_scale, read_trace
 from infer_lab.bench.workloads import Job, ragged, random_prompts, shared_prefix
 
 PEERS = ("transformers", "vllm", "llama.cpp")
@@ -87,6 +87,9 @@ def add_options(command: argparse.ArgumentParser) -> None:
     add("--threads", type=int, metavar="N", help="for both engines; default: torch's choice")
     add("--ttft-objective", type=float, metavar="MS", help="count requests that begin this fast")
     add("--itl-objective", type=float, metavar="MS", help="and none of whose tokens takes longer")
+    add(
+        "--breakdown", action="store_true", help="and where our engine's time goes, in one more run"
+    )
     add("--json", metavar="FILE", help="write everything that was measured")
     add("--plot", metavar="FILE", help="draw it, as a PNG")
     add("--growth", action="store_true", help="measure costs that must not grow, and nothing else")
@@ -137,6 +140,12 @@ def job_maker(
     else:
         how["rate"] = rate
     return lambda name: workload.make(**how, seed=f"{args.seed}/{name}")
+
+
+def settle_length_scale(args: argparse.Namespace, max_model_len: int) -> None:
+    """Decide how much shorter a trace's requests must be, unless that was said."""
+    if args.workload == "trace" and args.length_scale is None:
+        args.length_scale = fitting_scale(read_trace(args.trace), max_model_len, args.num_prompts)
 
 
 def is_open(args: argparse.Namespace) -> bool:

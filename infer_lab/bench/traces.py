@@ -125,10 +125,10 @@ def fit(
             raise ValueError(f"{name} must be > 0, got {scale}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit must be >= 1, got {limit}")
-    rows = sorted(rows, key=lambda row: row.arrival)[:limit]
     if length_scale is None:
-        length_scale = fitting_scale(rows, max_model_len)
-    elif any(sum(_lengths(row, length_scale)) > max_model_len for row in rows):
+        length_scale = fitting_scale(rows, max_model_len, limit)
+    rows = _first(rows, limit)
+    if any(sum(_lengths(row, length_scale)) > max_model_len for row in rows):
         raise ValueError(
             f"length_scale must be at most {fitting_scale(rows, max_model_len):.4g} for all to fit"
             f" into {max_model_len} tokens, got {length_scale:g}"
@@ -146,12 +146,16 @@ def fit(
     return jobs
 
 
-def fitting_scale(rows: Sequence[TraceRow], max_model_len: int) -> float:
-    """The largest scale of lengths, up to 1, at which every row fits into max_model_len tokens."""
+def fitting_scale(rows: Sequence[TraceRow], max_model_len: int, limit: int | None = None) -> float:
+    """The largest scale of lengths, up to 1, at which the first `limit` rows fit into so many."""
     if max_model_len < 2:
         raise ValueError(f"max_model_len must be >= 2, got {max_model_len}")
-    longest = max(row.input_len + row.output_len for row in rows)
+    longest = max(row.input_len + row.output_len for row in _first(rows, limit))
     return min(1.0, (max_model_len - 1) / longest)  # one less: a length of 0.3 becomes 1
+
+
+def _first(rows: Sequence[TraceRow], limit: int | None) -> list[TraceRow]:
+    return sorted(rows, key=lambda row: row.arrival)[:limit]
 
 
 def _lengths(row: TraceRow, scale: float) -> tuple[int, int]:
